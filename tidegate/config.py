@@ -1,0 +1,165 @@
+"""Configuration: one frozen model per component, nested in Config, from a TOML file and flags.
+
+Every field is a flag of `tidegate serve` (`--max-num-seqs` sets scheduler.max_num_seqs), unless it is marked
+`flag=False`, and a key of its component's table in the TOML file. Flags win over the file. An unknown key, a wrong type
+or a value out of range is one ConfigError that names it. Nothing changes a Config after start.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+
+class ConfigError(ValueError):
+    """A start-up mistake of the operator: one clear line that says what to do. The command exits with code 2."""
+
+
+_SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_DURATION_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_size(value: object) -> object:
+    """'1GiB', '512 MiB', '2e9' or a number of bytes, to bytes. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].upper() not in _SIZE_UNITS:
+        raise ValueError(f"{value!r} is not a size; write it like 1GiB or 512MiB")
+    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
+
+
+def parse_duration(value: object) -> object:
+    """'250ms', '2s', '5min' or a number of seconds, to seconds. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2] not in _DURATION_UNITS:
+        raise ValueError(f"{value!r} is not a duration; write it like 2s or 250ms")
+    return float(match[1]) * _DURATION_UNITS[match[2]]
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+KvCacheDtype = Literal["u8", "bf16", "f32"]
+
+
+class _Component(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(_Component):
+    model: str = Field(
+        "smollm2-135m",
+        description="Catalog name, GGUF file, folder with an OpenVINO IR and tokenizer, or Hugging Face repo id.",
+    )
+    served_model_name: str | None = Field(
+        None, description="Name that clients use; default: the catalog name or the file's name."
+    )
+    max_model_len: int | None = Field(
+        None,
+        ge=2,
+        description="Longest prompt plus answer, in tokens; default: the model's, or what the KV memory holds if less.",
+    )
+
+
+class ServerConfig(_Component):
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")
+    api_key: str | None = Field(None, description="Key that clients must send as a bearer token; default: none.")
+    drain_timeout: Duration = Field(
+        30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM."
+    )
+    max_body_size: Size = Field(8 * 2**20, ge=1024, description="Largest accepted request body, in bytes.")
+    stall_timeout: Duration = Field(
+        30.0, gt=0, description="Seconds without a step, while there is work, after which /health/ready says 503."
+    )
+
+
+class CacheConfig(_Component):
+    kv_memory: Size = Field(2**30, ge=1, description="Memory for the KV cache, in bytes; 1GiB, 512MiB also work.")
+    kv_cache_dtype: KvCacheDtype = Field(
+        "u8",
+        description="KV precision, with the compute precision that goes with it: u8 and bf16 compute in bf16, "
+        "f32 is the exact mode (f32 compute).",
+    )
+    enable_prefix_caching: bool = Field(True, description="Reuse the KV blocks of equal prefixes.")
+
+
+class SchedulerConfig(_Component):
+    max_num_seqs: int = Field(16, ge=1, description="Slots: most requests that run in one batch.")
+    max_num_batched_tokens: int = Field(512, ge=1, description="Most tokens computed in one step.")
+
+
+class WorkerConfig(_Component):
+    executor: Literal["openvino", "sim"] = Field("openvino", description="What computes the steps.")
+    num_threads: int = Field(0, ge=0, description="Compute threads of a worker; 0 takes all cores.")
+
+
+class GateConfig(_Component):
+    max_queued: int = Field(1024, ge=0, description="Most requests waiting at the gate; one more is refused with 429.")
+    queue_timeout: Duration = Field(
+        600.0, gt=0, description="Seconds a request may wait at the gate before it is refused with 429."
+    )
+
+
+class LogConfig(_Component):
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+
+
+class Config(_Component):
+    model: ModelConfig = ModelConfig()
+    server: ServerConfig = ServerConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    worker: WorkerConfig = WorkerConfig()
+    gate: GateConfig = GateConfig()
+    log: LogConfig = LogConfig()
+
+
+def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -> Config:
+    """Merge a TOML file and flags (flat names, None meaning not given) over the defaults. Raises ConfigError."""
+    tables: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
+    for name, value in (flags or {}).items():
+        if value is not None:
+            component = flag_component(name)
+            table = tables.setdefault(component, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"config key '{component}' must be a table, [{component}]")
+            table[name] = value
+    try:
+        return Config.model_validate(tables)
+    except ValidationError as error:
+        raise ConfigError(_describe(error)) from None
+
+
+def flag_component(flag: str) -> str:
+    """The component whose field `flag` is. Raises KeyError for a name that is no flag."""
+    for component, component_field in Config.model_fields.items():
+        component_type = component_field.annotation
+        if isinstance(component_type, type) and flag in component_type.model_fields:
+            return component
+    raise KeyError(flag)
+
+
+def _describe(error: ValidationError) -> str:
+    """The first mistake, as one line."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        parent = Config if len(first["loc"]) == 1 else Config.model_fields[str(first["loc"][0])].annotation
+        known = ", ".join(sorted(parent.model_fields)) if isinstance(parent, type) else ""
+        return f"unknown config key '{where}'; known here: {known}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"config key '{where}': {message} (got {first['input']!r})"
