@@ -1,0 +1,139 @@
+"""How requests end, and what the client is told: one table from outcome to HTTP status, OpenAI error type and retry advice.
+
+Owns: Outcome, Refused, the table, and the JSON body of an error. Every error that leaves the server is made here.
+Never does: I/O. An exception's text reaches a client only when it is one of ours; a fault's details stay in the log.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from tidegate.request import InvalidRequest
+
+
+class Outcome(StrEnum):
+    """How a request ended. The first two are answers; the value is the `outcome` label and the error's `code`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"  # the client went away
+    SLOW_READER = "slow_reader"  # the client stopped reading
+    ERROR = "internal_error"  # a fault on our side
+    WORKER_FAILED = "worker_failed"  # its worker died, and it could not be replayed
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    NEVER_FITS = "never_fits"  # needs more KV blocks than there are
+    CONTEXT_LENGTH = "context_length_exceeded"
+    LOADING = "loading"
+    DRAINING = "draining"
+    NO_WORKERS = "no_workers"
+    INVALID = "invalid_request"
+    INVALID_JSON = "invalid_json"
+    UNSUPPORTED = "unsupported_parameter"
+    UNAUTHORIZED = "invalid_api_key"
+    NOT_FOUND = "not_found"
+    MODEL_NOT_FOUND = "model_not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    BODY_TIMEOUT = "request_timeout"
+    BODY_TOO_LARGE = "request_too_large"
+    MEDIA_TYPE = "unsupported_media_type"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """`retry_after_s` and `should_retry` are the default advice; a Refused may know better."""
+
+    status: int
+    type: str
+    retry_after_s: float | None = None
+    should_retry: bool = False
+
+
+_INVALID = "invalid_request_error"
+ERROR_TABLE: dict[Outcome, ErrorRow] = {
+    Outcome.CANCELLED: ErrorRow(499, "request_cancelled"),
+    Outcome.SLOW_READER: ErrorRow(408, "timeout_error"),
+    Outcome.ERROR: ErrorRow(500, "server_error"),
+    Outcome.WORKER_FAILED: ErrorRow(503, "server_error", retry_after_s=1.0, should_retry=True),
+    Outcome.QUEUE_FULL: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
+    Outcome.QUEUE_TIMEOUT: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
+    Outcome.NEVER_FITS: ErrorRow(400, _INVALID),
+    Outcome.CONTEXT_LENGTH: ErrorRow(400, _INVALID),
+    Outcome.LOADING: ErrorRow(503, "server_error", retry_after_s=2.0, should_retry=True),
+    Outcome.DRAINING: ErrorRow(503, "server_error", retry_after_s=1.0, should_retry=True),
+    Outcome.NO_WORKERS: ErrorRow(503, "server_error", retry_after_s=2.0, should_retry=True),
+    Outcome.INVALID: ErrorRow(400, _INVALID),
+    Outcome.INVALID_JSON: ErrorRow(400, _INVALID),
+    Outcome.UNSUPPORTED: ErrorRow(400, _INVALID),
+    Outcome.UNAUTHORIZED: ErrorRow(401, "authentication_error"),
+    Outcome.NOT_FOUND: ErrorRow(404, _INVALID),
+    Outcome.MODEL_NOT_FOUND: ErrorRow(404, _INVALID),
+    Outcome.METHOD_NOT_ALLOWED: ErrorRow(405, _INVALID),
+    Outcome.BODY_TIMEOUT: ErrorRow(408, "timeout_error"),
+    Outcome.BODY_TOO_LARGE: ErrorRow(413, _INVALID),
+    Outcome.MEDIA_TYPE: ErrorRow(415, _INVALID),
+    Outcome.TOO_MANY_CONNECTIONS: ErrorRow(503, "server_error", retry_after_s=1.0, should_retry=True),
+}
+
+
+class Refused(Exception):
+    """A request that gets no answer, with what its client is told. Raised by a Service, at submit or by the stream.
+
+    `message` is one sentence with the numbers it rests on. `retry_after_s` None takes the table's.
+    """
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        should_retry: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.message = message
+        self.param = param
+        row = ERROR_TABLE[outcome]
+        self.retry_after_s = row.retry_after_s if retry_after_s is None else retry_after_s
+        self.should_retry = row.should_retry if should_retry is None else should_retry
+
+    @classmethod
+    def of(cls, error: InvalidRequest) -> Refused:
+        """The refusal that a user's mistake leads to. A code that the table lacks is plain `invalid_request`."""
+        outcome = Outcome(error.code) if error.code in Outcome else Outcome.INVALID
+        return cls(outcome if outcome in ERROR_TABLE else Outcome.INVALID, str(error), param=error.param)
+
+    @property
+    def status(self) -> int:
+        return ERROR_TABLE[self.outcome].status
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Retry-After (whole seconds, rounded up) and x-should-retry, which the official clients obey."""
+        headers = [(b"x-should-retry", b"true" if self.should_retry else b"false")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode()))
+        if self.outcome is Outcome.UNAUTHORIZED:
+            headers.append((b"www-authenticate", b"Bearer"))
+        return headers
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.document())
+
+    def document(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": ERROR_TABLE[self.outcome].type,
+                "param": self.param,
+                "code": str(self.outcome),
+            }
+        }
