@@ -1,4 +1,4 @@
-"""How requests end, and what the client is told: one table from outcome to HTTP status, OpenAI error type and retry advice.
+"""How requests end and what the client is told: one table from outcome to HTTP status, error type and retry advice.
 
 Owns: Outcome, Refused, the table, and the JSON body of an error. Every error that leaves the server is made here.
 Never does: I/O. An exception's text reaches a client only when it is one of ours; a fault's details stay in the log.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.text.chat_template import ChatTemplate
     from tidegate.text.tokenizer import Tokenizer
 
-__all__ = ["Health", "HealthReason", "OutputStream", "Outcome", "Refused", "ServedModel", "Service"]
+__all__ = ["Health", "HealthReason", "Outcome", "OutputStream", "Refused", "ServedModel", "Service"]
 
 HealthReason = Literal["loading", "ready", "draining", "stalled", "no_workers"]
 
@@ -91,7 +91,7 @@ class Service(Protocol):
     def health(self) -> Health: ...
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        """The request's timeline with each part of its TTFT, ready for JSON; None when it is not (or no longer) known."""
+        """The request's timeline with each part of its TTFT, ready for JSON; None when it is not known (any more)."""
         ...
 
     def record(
