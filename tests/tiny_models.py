@@ -1,7 +1,7 @@
 """Tiny random-weight GGUF files that openvino_genai can really read: real loading and real steps in milliseconds.
 
 Owns: the shapes, weights and vocabulary of test models. The same arguments always give the same bytes.
-Never does: quality. The weights are random, so the text is noise; what matters is that logits differ from token to token.
+Never does: quality. The weights are random, so the text is noise; what matters is that logits differ between tokens.
 The vocabulary is byte-level BPE: 3 special tokens (ids 0-2, as in SmolLM2), the 256 bytes, and a few English merges.
 """
 
@@ -24,9 +24,10 @@ CHAT_TEMPLATE = (
 )
 
 _MERGES = (
-    "Ġ t", "h e", "i n", "Ġt he", "e r", "o n", "Ġ a", "r e", "a n", "Ġ s", "o r", "a t", "e n", "Ġ w", "o u", "i s",
-    "e s", "Ġ o", "i t", "Ġ c", "a l", "in g", "Ġ b", "an d", "Ġa nd", "Ġ p", "Ġo f", "Ġ h", "Ġ m", "Ġ d", "l l", "Ġt o",
-    "s t", "u s", "e r s", "s y", "us er", "l o", "h i", "ou r", "Ġi n", "Ġ i", "a r", "Ġw or", "l d", "Ġwor ld", "he ll",
+    "Ġ t", "h e", "i n", "Ġt he", "e r", "o n", "Ġ a", "r e", "a n", "Ġ s", "o r", "a t", "e n", "Ġ w", "o u",
+    "i s", "e s", "Ġ o", "i t", "Ġ c", "a l", "in g", "Ġ b", "an d", "Ġa nd", "Ġ p", "Ġo f", "Ġ h", "Ġ m", "Ġ d",
+    "l l", "Ġt o", "s t", "u s", "e r s", "s y", "us er", "l o", "h i", "ou r", "Ġi n", "Ġ i", "a r", "Ġw or",
+    "l d", "Ġwor ld", "he ll",
 )  # fmt: skip
 _PRE = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
 _FILE_TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
