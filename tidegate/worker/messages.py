@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tidegate.metrics.load_snapshot import LoadReport, StepStats
 from tidegate.request import Request, RequestOutput
 
 PROTOCOL_VERSION = 1
@@ -33,41 +34,6 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-
-
-class LoadReport(msgspec.Struct, array_like=True, frozen=True):
-    """The worker's load at a step boundary (monotonic seconds; tokens and blocks as counts).
-
-    num_waiting: dispatched or preempted, not in a slot. num_waiting_tokens: prompt tokens that those, and running
-    prefills, still have to compute. The step_* fields describe the step that has just been launched (0 when idle):
-    its start, its composition, and with them the arrival phase of what is submitted now.
-    """
-
-    time_s: float
-    num_running: int
-    num_waiting: int
-    num_waiting_tokens: int
-    num_context_tokens: int
-    free_blocks: int
-    cached_blocks: int
-    held_blocks: int
-    step_start_s: float
-    step_prefill_tokens: int
-    step_decode_rows: int
-
-
-class StepStats(msgspec.Struct, array_like=True, frozen=True):
-    """A step that has ended: its composition and its times, for the metrics and the cost model."""
-
-    step_id: int
-    start_s: float
-    compute_s: float
-    loop_s: float
-    num_prefill_tokens: int
-    num_decode_rows: int
-    num_context_tokens: int
-    num_preemptions: int
-    num_evictions: int
 
 
 # Frontend to worker.

@@ -1,0 +1,47 @@
+"""What an engine says of itself at a step boundary: its load now, and the step that has just ended.
+
+Owns: plain data (msgspec structs), made by the engine, carried by the wire, read by gate, admission and metrics.
+Never does: arithmetic. Times are in seconds on the worker's monotonic clock; everything else is a count.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LoadReport(msgspec.Struct, array_like=True, frozen=True):
+    """The load of one engine at a step boundary.
+
+    num_waiting: dispatched or preempted, not in a slot. num_waiting_tokens: prompt tokens that those, and running
+    prefills, still have to compute. The step_* fields describe the step that has just been launched (0 when idle):
+    its start, its composition, and with them the arrival phase of what is submitted now.
+    """
+
+    time_s: float
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_context_tokens: int
+    free_blocks: int
+    cached_blocks: int
+    held_blocks: int
+    step_start_s: float
+    step_prefill_tokens: int
+    step_decode_rows: int
+
+
+class StepStats(msgspec.Struct, array_like=True, frozen=True):
+    """A step that has ended: its composition and its times, for the metrics and the cost model.
+
+    compute_s: from launch to the sampled ids. loop_s: the whole turn of the engine loop, schedule to emit.
+    """
+
+    step_id: int
+    start_s: float
+    compute_s: float
+    loop_s: float
+    num_prefill_tokens: int
+    num_decode_rows: int
+    num_context_tokens: int
+    num_preemptions: int
+    num_evictions: int
