@@ -75,6 +75,13 @@ class ServerConfig(_Component):
         30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM."
     )
     max_body_size: Size = Field(8 * 2**20, ge=1024, description="Largest accepted request body, in bytes.")
+    read_timeout: Duration = Field(
+        30.0, gt=0, description="Seconds that a client may take to send a request: its headers, then its body."
+    )
+    write_timeout: Duration = Field(
+        30.0, gt=0, description="Seconds without progress after which a client that does not read is cut off."
+    )
+    max_connections: int = Field(4096, ge=1, description="Most open client connections; one more is answered 503.")
     stall_timeout: Duration = Field(
         30.0, gt=0, description="Seconds without a step, while there is work, after which /health/ready says 503."
     )
