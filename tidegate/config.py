@@ -1,18 +1,23 @@
 """Configuration: one frozen model per component, nested in Config, from a TOML file and flags.
 
 Every field is a flag of `tidegate serve` (`--max-num-seqs` sets scheduler.max_num_seqs), unless it is marked
-`flag=False`, and a key of its component's table in the TOML file. Flags win over the file. An unknown key, a wrong type
-or a value out of range is one ConfigError that names it. Nothing changes a Config after start.
+`json_schema_extra={"flag": False}`, and a key of its component's table in the TOML file. Flags win over the file. An
+unknown key, a wrong type or a value out of range is one ConfigError that names it. Nothing changes a
+Config after start.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 
 class ConfigError(ValueError):
@@ -27,7 +32,7 @@ def parse_size(value: object) -> object:
     """'1GiB', '512 MiB', '2e9' or a number of bytes, to bytes. Raises ValueError."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*([A-Za-z]*)\s*", value, re.ASCII)
     if match is None or match[2].upper() not in _SIZE_UNITS:
         raise ValueError(f"{value!r} is not a size; write it like 1GiB or 512MiB")
     return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
@@ -37,7 +42,7 @@ def parse_duration(value: object) -> object:
     """'250ms', '2s', '5min' or a number of seconds, to seconds. Raises ValueError."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", value, re.ASCII)
     if match is None or match[2] not in _DURATION_UNITS:
         raise ValueError(f"{value!r} is not a duration; write it like 2s or 250ms")
     return float(match[1]) * _DURATION_UNITS[match[2]]
@@ -49,7 +54,7 @@ KvCacheDtype = Literal["u8", "bf16", "f32"]
 
 
 class _Component(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(_Component):
@@ -95,6 +100,9 @@ class CacheConfig(_Component):
         "f32 is the exact mode (f32 compute).",
     )
     enable_prefix_caching: bool = Field(True, description="Reuse the KV blocks of equal prefixes.")
+    eviction: Literal["lru", "lfu", "cost-aware"] = Field(
+        "lru", description="Which cached blocks go first when room is needed."
+    )
 
 
 class SchedulerConfig(_Component):
@@ -160,13 +168,87 @@ def flag_component(flag: str) -> str:
     raise KeyError(flag)
 
 
+@dataclass(frozen=True)
+class Flag:
+    """One field as the command line shows it. `value` says what it takes: a unit, a type or the choices."""
+
+    name: str
+    component: str
+    description: str
+    value: str
+    default: str
+    is_switch: bool
+
+    @property
+    def spelling(self) -> str:
+        return f"{flag_name(self.name)}/{flag_name('no_' + self.name)}" if self.is_switch else flag_name(self.name)
+
+
+def flags() -> Iterator[Flag]:
+    """Every flag, in the order of the components and their fields."""
+    for component, component_field in Config.model_fields.items():
+        component_type = component_field.annotation
+        if not (isinstance(component_type, type) and issubclass(component_type, _Component)):
+            continue
+        for name, field in component_type.model_fields.items():
+            if field.json_schema_extra == {"flag": False}:
+                continue
+            yield Flag(
+                name=name,
+                component=component,
+                description=field.description or "",
+                value=_value_kind(field),
+                default=_default_text(field),
+                is_switch=field.annotation is bool,
+            )
+
+
+def _parser(field: FieldInfo) -> object:
+    return next((meta.func for meta in field.metadata if isinstance(meta, BeforeValidator)), None)
+
+
+def _value_kind(field: FieldInfo) -> str:
+    if _parser(field) is parse_size:
+        return "SIZE"
+    if _parser(field) is parse_duration:
+        return "DURATION"
+    if get_origin(field.annotation) is Literal:
+        return "|".join(str(choice) for choice in get_args(field.annotation))
+    kinds = {field.annotation, *get_args(field.annotation)}
+    return "INTEGER" if int in kinds else "NUMBER" if float in kinds else "TEXT"
+
+
+def _default_text(field: FieldInfo) -> str:
+    """The default with its unit, as it could be written; empty when there is none (the description then says more)."""
+    value = field.default
+    if value is None:
+        return ""
+    if _parser(field) is parse_size:
+        unit = next(unit for unit in ("GiB", "MiB", "KiB", "B") if value % _SIZE_UNITS[unit.upper()] == 0)
+        return f"{value // _SIZE_UNITS[unit.upper()]}{unit}"
+    if _parser(field) is parse_duration:
+        return f"{value:g}s"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def flag_name(field: str) -> str:
+    """How a field is spelled on the command line."""
+    return "--" + field.replace("_", "-")
+
+
 def _describe(error: ValidationError) -> str:
     """The first mistake, as one line."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    path = [str(part) for part in first["loc"]]
+    where = ".".join(path)
     if first["type"] == "extra_forbidden":
-        parent = Config if len(first["loc"]) == 1 else Config.model_fields[str(first["loc"][0])].annotation
-        known = ", ".join(sorted(parent.model_fields)) if isinstance(parent, type) else ""
-        return f"unknown config key '{where}'; known here: {known}"
+        parent: Any = Config if len(path) == 1 else Config.model_fields[path[0]].annotation
+        known = sorted(parent.model_fields)
+        close = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
+        return f"unknown config key '{where}'; {hint}"
     message = first["msg"].removeprefix("Value error, ")
-    return f"config key '{where}': {message} (got {first['input']!r})"
+    flag = f" ({flag_name(path[-1])})" if len(path) == 2 else ""
+    return f"config key '{where}'{flag}: {message}, not {first['input']!r}"

@@ -1,0 +1,138 @@
+"""Which block holds which content, and in which order unheld ones are given up.
+
+Owns: the table from block hash to block id, and the candidates for eviction. Never: free lists or holders (BlockPool).
+
+The published blocks form a forest: a block's parent is the one before it in its prefix. Whoever holds a block holds
+its parents too, so an unheld block has unheld children only, and giving up unheld leaves first reaches every unheld
+block without ever leaving an orphan.
+
+         system prompt        [a]──[b]──[c]            held by nobody, children: d, f
+         two conversations           └──[d]──[e]       e: a leaf, candidate
+                                     └──[f]            f: a leaf, candidate; c follows once both are gone
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from tidegate.kv.eviction import CachedBlock, EvictionPolicy
+
+NO_BLOCK = -1
+
+
+class PrefixCache:
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._policy = policy
+        self._block_of: dict[bytes, int] = {}
+        self._cached: dict[int, CachedBlock] = {}
+        self._unheld: set[int] = set()
+        # Lazily cleaned heap: an entry counts only while its stamp is the block's current one.
+        self._candidates: list[tuple[tuple[float, ...], int, int]] = []
+        self._stamp: dict[int, int] = {}
+        self._next_stamp = 0
+
+    def __len__(self) -> int:
+        return len(self._cached)
+
+    def __contains__(self, block_id: int) -> bool:
+        return block_id in self._cached
+
+    @property
+    def num_unheld(self) -> int:
+        """Blocks that could all be evicted now."""
+        return len(self._unheld)
+
+    def find(self, block_hash: bytes) -> int | None:
+        return self._block_of.get(block_hash)
+
+    def match(self, hashes: list[bytes], max_blocks: int) -> list[int]:
+        """Ids of the longest run of blocks, from the first hash on, that are all here."""
+        found: list[int] = []
+        for block_hash in hashes[:max_blocks]:
+            block_id = self._block_of.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def insert(
+        self, block_id: int, block_hash: bytes, parent_id: int, *, sharer: str, priority: int, now: float
+    ) -> None:
+        """Publish a held block whose content has been computed. Its parent must be published (or NO_BLOCK)."""
+        parent = self._cached.get(parent_id)
+        if parent is not None:
+            parent.num_children += 1
+        depth = 0 if parent is None else parent.depth + 1
+        self._block_of[block_hash] = block_id
+        self._cached[block_id] = CachedBlock(
+            hash=block_hash,
+            parent_id=parent_id,
+            depth=depth,
+            num_uses=1,
+            num_children=0,
+            last_used_s=now,
+            num_sharers=1,
+            last_sharer=sharer,
+            priority=priority,
+        )
+
+    def use(self, block_id: int, *, sharer: str, priority: int, now: float) -> float:
+        """A hit: the block is held (again). Returns for how many seconds nobody had used it."""
+        block = self._cached[block_id]
+        block.num_uses += 1
+        if sharer != block.last_sharer:
+            block.num_sharers += 1
+            block.last_sharer = sharer
+        block.priority = min(block.priority, priority)
+        if block_id in self._unheld:
+            self._unheld.discard(block_id)
+            self._stamp.pop(block_id, None)
+            return now - block.last_used_s
+        return 0.0
+
+    def retire(self, block_id: int, now: float) -> None:
+        """The last holder let go: the block stays until its room is needed."""
+        block = self._cached[block_id]
+        block.last_used_s = now
+        self._unheld.add(block_id)
+        if block.num_children == 0:
+            self._nominate(block_id)
+
+    def evict(self) -> int:
+        """Give up the least valuable candidate and return its id. Raises IndexError when nothing is unheld."""
+        while True:
+            key, stamp, block_id = heapq.heappop(self._candidates)
+            if self._stamp.get(block_id) == stamp:
+                break
+        self._policy.evicted(key)
+        self._remove(block_id)
+        return block_id
+
+    def drop(self, block_id: int) -> bool:
+        """Give up this block if it is an unheld leaf (the end of a conversation's time to live). True if it went."""
+        if block_id not in self._unheld or self._cached[block_id].num_children:
+            return False
+        self._remove(block_id)
+        return True
+
+    def info(self, block_id: int) -> CachedBlock:
+        return self._cached[block_id]
+
+    def _remove(self, block_id: int) -> None:
+        block = self._cached.pop(block_id)
+        del self._block_of[block.hash]
+        self._unheld.discard(block_id)
+        self._stamp.pop(block_id, None)
+        parent = self._cached.get(block.parent_id)
+        if parent is not None:
+            parent.num_children -= 1
+            if parent.num_children == 0 and block.parent_id in self._unheld:
+                self._nominate(block.parent_id)
+
+    def _nominate(self, block_id: int) -> None:
+        self._next_stamp += 1
+        self._stamp[block_id] = self._next_stamp
+        heapq.heappush(self._candidates, (self._policy.key(self._cached[block_id]), self._next_stamp, block_id))
+        if len(self._candidates) > 64 + 4 * len(self._unheld):
+            self._candidates = [entry for entry in self._candidates if self._stamp.get(entry[2]) == entry[1]]
+            heapq.heapify(self._candidates)

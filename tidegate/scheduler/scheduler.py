@@ -1,0 +1,303 @@
+"""What the next step computes, and for whom.
+
+Each step: every running decode gets its token first; prefills go on, in the order they were admitted, within what is
+left of max_num_batched_tokens; then waiting states join while slots, blocks and budget allow. Blocks for all that a
+state has, and its next token, are taken when it joins, so a prefill never stops for want of blocks; a decode that needs
+a block and finds none makes the worst placed state give way (preemption.py), which replays later from its old place.
+
+Owns: slots, the waiting states, the plan. Never: tensors, text, sampling, or telling anyone (the engine does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.config import CacheConfig, SchedulerConfig
+from tidegate.kv.block_hash import extend_block_hashes
+from tidegate.kv.block_pool import NO_BLOCK, BlockPool
+from tidegate.request import Phase
+from tidegate.scheduler.output_length import OutputLength, peak_growth
+from tidegate.scheduler.preemption import choose_victim
+from tidegate.scheduler.state import RequestState
+from tidegate.scheduler.step import SampleSpec, StepPlan, StepRow
+from tidegate.scheduler.waiting import WaitingStates
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start."""
+
+    num_preemptions: int = 0
+    num_replayed_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_delayed_for_blocks: int = 0
+    num_tail_waste_tokens: int = 0
+    num_finished_blocks: int = 0
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, block_size: int, scheduler: SchedulerConfig, cache: CacheConfig) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.max_num_seqs = scheduler.max_num_seqs
+        self.max_num_batched_tokens = scheduler.max_num_batched_tokens
+        self.enable_prefix_caching = cache.enable_prefix_caching
+        self.waiting = WaitingStates()
+        # Running states by row_id, in order of admission: those that prefill, and those that decode.
+        self.prefilling: dict[int, RequestState] = {}
+        self.decoding: dict[int, RequestState] = {}
+        self.stats = SchedulerStats()
+        self.output_length = OutputLength()
+        self.block_copies: list[tuple[int, int]] = []
+        self._computing: dict[bytes, int] = {}  # block hash -> row_id of the state that is computing it
+        self._step_id = 0
+        self._max_blocks_running = 0  # what the running states would hold if all used up their max_tokens
+        self._growth: float | None = None  # blocks they are expected to need; computed when first asked in a step
+        self.planned: list[RequestState] = []  # parallel to the rows of the plan in flight
+
+    @property
+    def num_running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None when nothing can be computed."""
+        rows: list[StepRow] = []
+        planned: list[RequestState] = []
+        self._growth = None
+        self._make_room_for_decodes(now)
+        num_decode_rows, num_context_tokens = self._plan_decodes(rows, planned)
+        budget = self.max_num_batched_tokens - num_decode_rows
+        num_prefill_tokens = 0
+        for state in self.prefilling.values():
+            if num_prefill_tokens >= budget:
+                break
+            num_prefill_tokens += self._plan_prefill(state, budget - num_prefill_tokens, rows, planned)
+        while num_prefill_tokens < budget and self.num_running < self.max_num_seqs:
+            joined = self._admit_next(now)
+            if joined is None:
+                break
+            num_prefill_tokens += self._plan_prefill(joined, budget - num_prefill_tokens, rows, planned)
+        if not rows:
+            return None
+        num_context_tokens += sum(row.num_computed + len(row.token_ids) for row in rows[num_decode_rows:])
+        self._step_id += 1
+        self.planned = planned
+        self.stats.num_computed_tokens += num_prefill_tokens + num_decode_rows
+        copies, self.block_copies = self.block_copies, []
+        return StepPlan(self._step_id, rows, num_prefill_tokens, num_decode_rows, num_context_tokens, copies)
+
+    def _make_room_for_decodes(self, now: float) -> None:
+        """Give each decode the block that its next position needs, at the expense of the worst placed."""
+        block_size = self.block_size
+        starved = [s for s in self.decoding.values() if s.num_computed >= len(s.block_ids) * block_size]
+        starved.sort(key=lambda state: state.order)
+        for state in starved:
+            while state.phase is Phase.RUNNING:
+                blocks = self.pool.allocate(1, now)
+                if blocks is not None:
+                    state.block_ids += blocks
+                    break
+                self.preempt(choose_victim(self.running_states(), state), now)
+
+    def running_states(self) -> list[RequestState]:
+        return [*self.prefilling.values(), *self.decoding.values()]
+
+    def _plan_decodes(self, rows: list[StepRow], planned: list[RequestState]) -> tuple[int, int]:
+        """One row for each decode. Returns how many, and how many tokens they attend to."""
+        states = list(self.decoding.values())
+        if len(states) > self.max_num_batched_tokens:
+            states = states[: self.max_num_batched_tokens]
+            for state in states:  # to the end, so that the next step serves the others
+                self.decoding[state.row_id] = self.decoding.pop(state.row_id)
+        num_context_tokens = 0
+        for state in states:
+            num_computed = state.num_computed
+            num_context_tokens += num_computed
+            rows.append(
+                StepRow(
+                    state.row_id, [state.token_ids[-1]], num_computed, state.block_ids, [self._sample_spec(state, 0, 0)]
+                )
+            )
+        planned += states
+        return len(states), num_context_tokens + len(states)
+
+    def _plan_prefill(self, state: RequestState, budget: int, rows: list[StepRow], planned: list[RequestState]) -> int:
+        """A row for as much of the state's uncomputed tokens as the budget allows. Returns how many tokens."""
+        start = state.num_computed
+        end = min(len(state.token_ids), start + budget)
+        samples: list[SampleSpec] = []
+        if end == len(state.token_ids):
+            num_choices = state.params.n if state.index == 0 and state.num_output_tokens == 0 else 1
+            samples = [self._sample_spec(state, end - start - 1, choice) for choice in range(num_choices)]
+        row = StepRow(state.row_id, state.token_ids[start:end], start, state.block_ids, samples)
+        if state.params.prompt_logprobs is not None and state.num_output_tokens == 0 and state.index == 0:
+            row.prompt_logprobs = state.params.prompt_logprobs
+            row.next_token_ids = state.token_ids[start + 1 : end + 1]
+        rows.append(row)
+        planned.append(state)
+        if state.num_preemptions and state.num_since_resume == 0:
+            self.stats.num_replayed_tokens += end - start
+        return end - start
+
+    def _sample_spec(self, state: RequestState, offset: int, choice: int) -> SampleSpec:
+        position = len(state.token_ids) - state.num_prompt_tokens
+        params = state.params
+        spec = SampleSpec(offset, state.seed + choice, position, params)
+        if state.output_counts is not None:
+            spec.output_counts = state.output_counts
+            spec.prompt_token_ids = state.request.prompt_token_ids
+            if params.bad_words:
+                spec.recent_token_ids = state.token_ids[-max(len(word) for word in params.bad_words) :]
+        if position < params.min_tokens:
+            spec.banned_token_ids = state.request.stop_token_ids
+        return spec
+
+    # Joining the batch.
+
+    def _admit_next(self, now: float) -> RequestState | None:
+        """Give a slot and blocks to the first waiting state that need not wait for another's prefill. None when there
+        is none, or when it has to wait for blocks (those behind it do not overtake it)."""
+        while (state := self.waiting.peek()) is not None:
+            cached = self._match(state)
+            missing = self._first_missing_hash(state, len(cached))
+            if missing is not None and missing in self._computing:
+                self.waiting.park(missing)
+                continue
+            if not self._reserve(state, cached, now):
+                return None
+            self.waiting.pop()
+            self._join(state, len(cached))
+            return state
+        return None
+
+    def _match(self, state: RequestState) -> list[int]:
+        """Cached blocks that the state can start from. The last token is always computed: its logits are needed."""
+        if not self.enable_prefix_caching or state.params.prompt_logprobs is not None:
+            return []
+        extend_block_hashes(state.block_hashes, state.root_hash, state.token_ids, self.block_size)
+        return self.pool.cache.match(state.block_hashes, (len(state.token_ids) - 1) // self.block_size)
+
+    def _first_missing_hash(self, state: RequestState, num_cached_blocks: int) -> bytes | None:
+        if num_cached_blocks < min(len(state.block_hashes), (len(state.token_ids) - 1) // self.block_size):
+            return state.block_hashes[num_cached_blocks]
+        return None
+
+    def _reserve(self, state: RequestState, cached: list[int], now: float) -> bool:
+        """Hold the cached blocks and allocate the others; all or nothing."""
+        num_tokens = min(len(state.token_ids) + 1, max(len(state.token_ids), state.max_total_tokens - 1))
+        num_new = -(-num_tokens // self.block_size) - len(cached)
+        num_unheld_hits = sum(self.pool.num_holders(block_id) == 0 for block_id in cached)
+        num_available = self.pool.num_available - num_unheld_hits
+        if num_new > num_available:
+            return False
+        if self.num_running and not self._leaves_room_to_grow(num_available - num_new):
+            self.stats.num_delayed_for_blocks += 1
+            return False
+        self.pool.hold(cached, now, sharer=state.sharer, priority=state.request.priority)
+        new = self.pool.allocate(num_new, now)
+        if new is None:
+            raise RuntimeError(f"{num_new} blocks were available and are not")
+        state.block_ids = cached + new
+        return True
+
+    def _leaves_room_to_grow(self, num_left: int) -> bool:
+        """Whether `num_left` blocks are enough for those who run already, so that none will have to be preempted."""
+        if self._max_blocks_running <= num_left:
+            return True
+        if self._growth is None:
+            self._growth = peak_growth(
+                ((self._expected_remaining(s), len(s.block_ids)) for s in self.running_states()), self.block_size
+            )
+        return self._growth <= num_left
+
+    def _expected_remaining(self, state: RequestState) -> float:
+        cap = state.max_total_tokens - state.num_prompt_tokens
+        return self.output_length.expected_remaining(state.num_output_tokens, cap)
+
+    def _join(self, state: RequestState, num_cached_blocks: int) -> None:
+        state.phase = Phase.RUNNING
+        state.num_computed = num_cached_blocks * self.block_size
+        state.num_published = num_cached_blocks
+        state.num_since_resume = 0
+        if state.num_cached_tokens < 0:
+            state.num_cached_tokens = state.num_computed
+        self.prefilling[state.row_id] = state
+        self._max_blocks_running += self._max_blocks(state)
+        if self._growth is not None:  # close enough until the next step computes it anew
+            self._growth += self._expected_remaining(state) / self.block_size
+        for block_hash in state.block_hashes[num_cached_blocks:]:
+            self._computing.setdefault(block_hash, state.row_id)
+
+    # Leaving the batch, and what a computed step changes.
+
+    def start_decoding(self, state: RequestState) -> None:
+        """The prefill of a running state is done and it goes on."""
+        del self.prefilling[state.row_id]
+        self.decoding[state.row_id] = state
+
+    def join_decoding(self, fork: RequestState) -> None:
+        """A choice that was forked off a running one, blocks included, takes a slot."""
+        self.decoding[fork.row_id] = fork
+        self._max_blocks_running += self._max_blocks(fork)
+
+    def publish(self, state: RequestState, now: float) -> None:
+        """Put the blocks of `state` that have become full and computed into the prefix cache."""
+        num_full = state.num_computed // self.block_size
+        if num_full <= state.num_published or not self.enable_prefix_caching:
+            return
+        extend_block_hashes(state.block_hashes, state.root_hash, state.token_ids, self.block_size)
+        blocks = state.block_ids
+        for i in range(state.num_published, num_full):
+            parent_id = blocks[i - 1] if i else NO_BLOCK
+            blocks[i] = self.pool.publish(
+                blocks[i],
+                state.block_hashes[i],
+                parent_id,
+                sharer=state.sharer,
+                priority=state.request.priority,
+                now=now,
+            )
+            self._computed(state, state.block_hashes[i])
+        state.num_published = num_full
+
+    def preempt(self, state: RequestState, now: float) -> None:
+        """Take everything from a running state; it waits at its old place and replays what it had."""
+        self._leave(state, now)
+        state.phase = Phase.PREEMPTED
+        state.num_preemptions += 1
+        self.stats.num_preemptions += 1
+        self.waiting.push(state)
+
+    def queue(self, state: RequestState) -> None:
+        self.waiting.push(state)
+
+    def finish(self, state: RequestState, now: float) -> None:
+        """Release all that a state holds, in whatever phase it is. The one place where that happens."""
+        was_waiting = state.phase in (Phase.DISPATCHED, Phase.PREEMPTED)
+        state.phase = Phase.FINISHED
+        if was_waiting:
+            self.waiting.remove(state)
+            return
+        self.output_length.observe(state.num_output_tokens)
+        self.stats.num_tail_waste_tokens += len(state.block_ids) * self.block_size - state.num_computed
+        self.stats.num_finished_blocks += len(state.block_ids)
+        self._leave(state, now)
+
+    def _leave(self, state: RequestState, now: float) -> None:
+        if self.prefilling.pop(state.row_id, None) or self.decoding.pop(state.row_id, None):
+            self._max_blocks_running -= self._max_blocks(state)
+        self.pool.release(state.block_ids, now)
+        for block_hash in state.block_hashes[state.num_published :]:
+            self._computed(state, block_hash)
+        state.block_ids = []
+        state.num_computed = 0
+        state.num_published = 0
+
+    def _max_blocks(self, state: RequestState) -> int:
+        return -(-(state.max_total_tokens - 1) // self.block_size)
+
+    def _computed(self, state: RequestState, block_hash: bytes) -> None:
+        """`state` has computed this block, or will not: whoever waited for it can go on."""
+        if self._computing.get(block_hash) == state.row_id:
+            del self._computing[block_hash]
+            self.waiting.wake(block_hash)
