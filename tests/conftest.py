@@ -21,6 +21,6 @@ settings.load_profile("tidegate")
 def default_model() -> ModelSource:
     """The default model, fetched once into the user's cache folder, where `tidegate serve` also finds it."""
     from tidegate.config import ModelConfig
-    from tidegate.models import resolve_model
+    from tidegate.models.load import resolve_model
 
     return resolve_model(ModelConfig().model)

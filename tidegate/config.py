@@ -170,18 +170,18 @@ def flag_component(flag: str) -> str:
 
 @dataclass(frozen=True)
 class Flag:
-    """One field as the command line shows it. `value` says what it takes: a unit, a type or the choices."""
+    """One field as the command line shows it. `value` says what it takes: a unit or a type; `choices` what exactly.
+
+    A switch takes no value: `--x` turns it on, `--no-x` off. `default` is empty where the description says it.
+    """
 
     name: str
     component: str
     description: str
     value: str
+    choices: tuple[str, ...]
     default: str
     is_switch: bool
-
-    @property
-    def spelling(self) -> str:
-        return f"{flag_name(self.name)}/{flag_name('no_' + self.name)}" if self.is_switch else flag_name(self.name)
 
 
 def flags() -> Iterator[Flag]:
@@ -198,6 +198,7 @@ def flags() -> Iterator[Flag]:
                 component=component,
                 description=field.description or "",
                 value=_value_kind(field),
+                choices=tuple(map(str, get_args(field.annotation))) if _is_choice(field) else (),
                 default=_default_text(field),
                 is_switch=field.annotation is bool,
             )
@@ -207,13 +208,17 @@ def _parser(field: FieldInfo) -> object:
     return next((meta.func for meta in field.metadata if isinstance(meta, BeforeValidator)), None)
 
 
+def _is_choice(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is Literal
+
+
 def _value_kind(field: FieldInfo) -> str:
     if _parser(field) is parse_size:
         return "SIZE"
     if _parser(field) is parse_duration:
         return "DURATION"
-    if get_origin(field.annotation) is Literal:
-        return "|".join(str(choice) for choice in get_args(field.annotation))
+    if _is_choice(field):
+        return "CHOICE"
     kinds = {field.annotation, *get_args(field.annotation)}
     return "INTEGER" if int in kinds else "NUMBER" if float in kinds else "TEXT"
 
