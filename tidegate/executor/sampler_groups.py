@@ -1,0 +1,90 @@
+"""Groups of 32 vocabulary tokens, so that a question about 49,152 logits reads 1,536 maxima first.
+
+Owns: the fixed layout of groups, and exact searches that use a row's group maxima ("peaks") to skip the rest of it.
+Never does: anything random, and no change to a row.
+
+A chunk is 16,384 consecutive tokens, laid out as 32 lines of 512; a group is one column of a chunk, which makes the
+maxima of all groups one vectorised pass over the row. The layout of a token depends on its id alone.
+
+    chunk 0:  token     0     1 ...   511        group 0 = tokens 0, 512, 1024, ... 15872
+                      512   513 ...  1023        group 1 = tokens 1, 513, 1025, ... 15873
+                      ...                        group 512 starts chunk 1, with token 16384
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatRow = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+GROUP_SIZE = 32
+GROUP_STRIDE = 512
+_CHUNK = GROUP_SIZE * GROUP_STRIDE
+
+
+def group_of(token_ids: Ids) -> Ids:
+    return (token_ids // _CHUNK) * GROUP_STRIDE + token_ids % GROUP_STRIDE
+
+
+def member_of(token_ids: Ids) -> Ids:
+    """Which of its group's 32 places a token has."""
+    return token_ids // GROUP_STRIDE % GROUP_SIZE
+
+
+class VocabGroups:
+    """The groups of one vocabulary. The last chunk may be ragged: its groups then have fewer than 32 tokens."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        num_chunks, tail = divmod(vocab_size, _CHUNK)
+        self._num_full_groups = num_chunks * GROUP_STRIDE
+        self._num_full_tokens = num_chunks * _CHUNK
+        self.num_groups = self._num_full_groups + min(tail, GROUP_STRIDE)
+        group_ids = np.arange(self.num_groups, dtype=np.int64)
+        self._first_ids = (group_ids // GROUP_STRIDE) * _CHUNK + group_ids % GROUP_STRIDE
+        self._steps = np.arange(GROUP_SIZE, dtype=np.int64) * GROUP_STRIDE
+
+    def peaks(self, row: FloatRow) -> FloatRow:
+        """The largest logit of each group, [num_groups]. NaN where a group holds one."""
+        peaks = np.empty(self.num_groups, dtype=np.float32)
+        full, full_groups = self._num_full_tokens, self._num_full_groups
+        if full:
+            chunks = row[:full].reshape(-1, GROUP_SIZE, GROUP_STRIDE)
+            np.maximum.reduce(chunks, axis=1, out=peaks[:full_groups].reshape(-1, GROUP_STRIDE))
+        tail, tail_peaks = row[full:], peaks[full_groups:]
+        num_lines = tail.size // GROUP_STRIDE
+        rest = tail[num_lines * GROUP_STRIDE :]
+        if num_lines:
+            np.maximum.reduce(tail[: num_lines * GROUP_STRIDE].reshape(num_lines, GROUP_STRIDE), out=tail_peaks)
+            np.maximum(tail_peaks[: rest.size], rest, out=tail_peaks[: rest.size])
+        else:
+            tail_peaks[:] = rest
+        return peaks
+
+    def members(self, group_ids: Ids) -> Ids:
+        """All tokens of some groups, flat."""
+        token_ids = (self._first_ids[group_ids][:, None] + self._steps).ravel()
+        if self.vocab_size == self._num_full_tokens:
+            return token_ids
+        return token_ids[token_ids < self.vocab_size]
+
+    def at_least(self, row: FloatRow, peaks: FloatRow, floor: float) -> Ids:
+        """The tokens whose logit is `floor` or more, in an order that depends on the row alone."""
+        group_ids = np.flatnonzero(peaks >= floor)
+        if 4 * group_ids.size > self.num_groups:
+            return np.flatnonzero(row >= floor)
+        token_ids = self.members(group_ids)
+        return token_ids[row[token_ids] >= floor]
+
+    def kth_largest(self, row: FloatRow, peaks: FloatRow, k: int) -> float:
+        """The k-th largest logit of the row (k >= 1), counting equal ones apart; -inf when there are fewer."""
+        if k > self.vocab_size:
+            return -np.inf
+        if 4 * k > self.num_groups:
+            return float(np.partition(row, row.size - k)[row.size - k])
+        # The k best peaks are k tokens, so the k-th largest token is no smaller than the k-th largest peak.
+        floor = np.partition(peaks, peaks.size - k)[peaks.size - k]
+        values = row[self.at_least(row, peaks, floor)]
+        return float(np.partition(values, values.size - k)[values.size - k])

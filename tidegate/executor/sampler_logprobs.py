@@ -1,0 +1,51 @@
+"""Log-probabilities as the OpenAI API reports them.
+
+Owns: LogprobReader. They are natural logarithms of the model's own distribution, log-softmax of the raw logits: before
+temperature, penalties, bias, masks and filters. So a greedy and a sampled answer report the same numbers, and a chosen
+token can be reported as unlikely where a bias or a mask forced it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tidegate.executor.sampler_groups import FloatRow, VocabGroups
+from tidegate.request import TokenLogprobs
+
+LEAST_LOGPROB = -9999.0
+"""Stands for everything below it, minus infinity included, which JSON cannot carry."""
+
+
+class LogprobReader:
+    def __init__(self, groups: VocabGroups) -> None:
+        self._groups = groups
+        self._scratch = np.empty(groups.vocab_size, dtype=np.float32)
+
+    def read(self, row: FloatRow, peaks: FloatRow, token_id: int, num_top: int) -> TokenLogprobs:
+        """Of one token and the `num_top` most likely ones, best first, equal ones by id.
+
+        `row` holds no NaN or +inf, and `peaks` are its group maxima. A token outside the vocabulary has LEAST_LOGPROB.
+        """
+        log_total = self._log_total(row, float(peaks.max()))
+        top: list[tuple[int, float]] = []
+        if num_top > 0:
+            floor = self._groups.kth_largest(row, peaks, min(num_top, row.size))
+            top_ids = self._groups.at_least(row, peaks, floor)
+            best_first = top_ids[np.lexsort((top_ids, -row[top_ids]))][:num_top]
+            top = [(top_id, _logprob(float(row[top_id]), log_total)) for top_id in best_first.tolist()]
+        known = 0 <= token_id < row.size
+        logprob = _logprob(float(row[token_id]), log_total) if known else LEAST_LOGPROB
+        return TokenLogprobs(token_id, logprob, tuple(top))
+
+    def _log_total(self, row: FloatRow, largest: float) -> float:
+        if largest == -math.inf:
+            return 0.0
+        np.subtract(row, np.float32(largest), out=self._scratch)
+        np.exp(self._scratch, out=self._scratch)
+        return largest + math.log(float(self._scratch.sum()))
+
+
+def _logprob(logit: float, log_total: float) -> float:
+    return max(min(logit - log_total, 0.0), LEAST_LOGPROB)
