@@ -37,7 +37,8 @@ class TokenBytes:
         kinds = {step["type"] for step in decoders}
         self._is_byte_level = "ByteLevel" in kinds
         if not kinds or not kinds <= (_PLAIN_DECODERS | {"ByteLevel"}):
-            raise ConfigError(f"the tokenizer of {source} has an unsupported decoder: {', '.join(sorted(kinds)) or 'none'}")
+            named = ", ".join(sorted(kinds)) or "none"
+            raise ConfigError(f"the tokenizer of {source} has an unsupported decoder: {named}")
         self.strips_leading_space = any(
             (step["type"] == "Strip" and step.get("start") == 1)
             or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
@@ -66,6 +67,32 @@ class TokenBytes:
         if byte is not None:
             return bytes([int(byte[1], 16)])
         return token.replace("\u2581", " ").encode("utf-8", "replace")
+
+
+def most_bytes_per_token(model: dict[str, Any]) -> int | None:
+    """The most bytes of input that one token can stand for; None where there is no such bound.
+
+    There is none when unknown characters may vanish or fuse, when special tokens swallow the space around them, or
+    when the text is normalized in a way that is not known here to keep its length. NFC at most thirds it (Hangul).
+    """
+    tokens = _vocabulary(model)
+    texts = set(tokens.values())
+    byte_level = all(char in texts for char in _ALPHABET)
+    if not byte_level and not all(f"<0x{byte:02X}>" in texts for byte in range(256)):
+        return None
+    if any(entry["lstrip"] or entry["rstrip"] for entry in model.get("added_tokens", [])):
+        return None
+    shrink = 1
+    normalizer = model.get("normalizer")
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    for step in filter(None, steps):
+        if step["type"] == "NFC":
+            shrink *= 3
+        elif step["type"] != "Prepend" and step.get("content") != "\u2581":
+            return None
+    if byte_level:
+        return shrink * max(len(text) if set(text) <= _ALPHABET.keys() else len(text.encode()) for text in texts)
+    return shrink * max(len(text.replace("\u2581", " ").encode("utf-8", "replace")) for text in texts)
 
 
 def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:

@@ -25,8 +25,10 @@ import tokenizers
 
 from tidegate.config import ConfigError
 from tidegate.request import InvalidRequest
-from tidegate.text.token_bytes import TokenBytes
+from tidegate.text.token_bytes import TokenBytes, most_bytes_per_token
 from tidegate.text.tokenizer_spec import TokenizerSpec, spec_from_folder, spec_from_gguf
+
+_LONG_TEXT = 10_000
 
 
 class Segment(NamedTuple):
@@ -51,6 +53,7 @@ class Tokenizer:
         longest_first = sorted(specials, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._bytes = TokenBytes(spec.model, source)
+        self._most_bytes = most_bytes_per_token(spec.model)
         self._bos_id = spec.bos_id
         self._eos_ids = spec.eos_ids
         self.chat_template = spec.chat_template
@@ -109,6 +112,13 @@ class Tokenizer:
         tokenizer = self._reference if parse_special else self._guarded
         return _encode(tokenizer, text, add_special_tokens, param)
 
+    def min_num_tokens(self, num_bytes: int) -> int:
+        """The least tokens that so many bytes of UTF-8 text can become, to refuse what is too long unencoded.
+
+        0 when the tokenizer may drop or merge text without bound.
+        """
+        return -(-num_bytes // self._most_bytes) if self._most_bytes else 0
+
     def split_special(self, text: str) -> list[Segment]:
         """Cut text at special tokens, leftmost and longest first."""
         segments = []
@@ -162,7 +172,11 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise InvalidRequest("the text holds a lone surrogate, which is not Unicode text", param=param) from None
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    if len(text) < _LONG_TEXT:
+        encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    else:  # without offsets, which we do not need: half the time
+        encoding = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    ids: list[int] = encoding.ids
     return ids
 
 
