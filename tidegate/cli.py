@@ -183,10 +183,7 @@ def model_path(name: Annotated[str, typer.Argument(help="Name in the catalog.", 
 def chat(
     url: UrlOption = DEFAULT_URL,
     model: Annotated[str, typer.Option("--model", help="Name of a served model.")] = "default",
-    api_key: JsonOption = Annotated[
-    str | None, typer.Option("--json", help="Write JSON to this file; - prints it.", metavar="PATH|-")
-]
-ApiKeyOption = None,
+    api_key: ApiKeyOption = None,
     system: Annotated[str | None, typer.Option("--system", help="System message to begin with; default: none.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, help="Most tokens an answer may have; default: the server's.")
@@ -207,10 +204,7 @@ ApiKeyOption = None,
 def explain(
     request_id: Annotated[str, typer.Argument(help="Id of a recent request: its answer's `id`.", metavar="ID")],
     url: UrlOption = DEFAULT_URL,
-    api_key: JsonOption = Annotated[
-    str | None, typer.Option("--json", help="Write JSON to this file; - prints it.", metavar="PATH|-")
-]
-ApiKeyOption = None,
+    api_key: ApiKeyOption = None,
     json_path: JsonOption = None,
 ) -> None:
     """Where a request's time went, stage by stage, and the main cause of its time to first token."""
