@@ -1,0 +1,331 @@
+"""Frontend: the Service that the api serves, and the shell around the gate.
+
+    api ──submit/close──> Frontend ──verbs──> Gate ──effects──> Frontend ──Dispatch, Cancel──> worker
+    api <── stream ────── Frontend <─────────────── Deliver, Refuse ── StepReport <─────────── worker
+
+Owns: what each request holds (`_Held`: its place at the gate or worker, its stream, its timeline), the gate's timer,
+health, and the metrics of requests. Never does: policy, or HTTP. One wake-up a request a step, and no task of its own.
+Invariant: a request leaves the gate once (`_end`) and the books once (`record` with its outcome), however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.api.errors import Outcome, Refused
+from tidegate.api.service import Health, ServedModel
+from tidegate.clock import Clock
+from tidegate.config import Config, ConfigError
+from tidegate.gate.effects import CancelAtWorker, Deliver, Dispatch, GateEffect, Refuse
+from tidegate.gate.gate import Gate
+from tidegate.metrics.registry import ServerMetrics
+from tidegate.metrics.timeline import Timeline
+from tidegate.request import FinishReason, Request, RequestOutput
+from tidegate.worker.messages import Cancel, StepReport, Submit, WorkerInfo
+from tidegate.worker.supervisor import WorkerSupervisor
+
+_MAX_RECENT = 1024  # ended requests whose timelines can still be asked for
+
+log = logging.getLogger("tidegate.frontend")
+
+
+class RequestStream:
+    """The outputs of one request as they come; see OutputStream."""
+
+    def __init__(self, frontend: Frontend, request_id: str) -> None:
+        self._frontend = frontend
+        self._request_id = request_id
+        self._outputs: list[RequestOutput] = []
+        self._refused: Refused | None = None
+        self._has_ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> list[RequestOutput]:
+        while True:
+            if self._outputs:
+                outputs, self._outputs = self._outputs, []
+                return outputs
+            if self._refused is not None:
+                refused, self._refused = self._refused, None
+                raise refused
+            if self._has_ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def close(self) -> None:
+        self._outputs = []
+        self._refused = None
+        self._frontend.close_request(self._request_id)
+
+    def push(self, outputs: list[RequestOutput]) -> None:
+        self._outputs += outputs
+        self._wake()
+
+    def end(self, refused: Refused | None = None) -> None:
+        self._has_ended = True
+        self._refused = refused
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(slots=True)
+class _Held:
+    """All that a request holds here. `is_live`: the gate, and perhaps a worker, still has it."""
+
+    request: Request
+    stream: RequestStream
+    timeline: Timeline
+    num_open_choices: int
+    is_live: bool = True
+
+
+class Frontend:
+    """Implements Service for the api, and WorkerListener for the supervisors of its workers."""
+
+    def __init__(self, config: Config, gate: Gate, metrics: ServerMetrics, clock: Clock) -> None:
+        self.metrics = metrics
+        self.model: ServedModel | None = None
+        self._config = config
+        self._gate = gate
+        self._clock = clock
+        self._held: dict[str, _Held] = {}
+        self._recent: OrderedDict[str, Timeline] = OrderedDict()
+        self._workers: dict[str, WorkerSupervisor] = {}
+        self._ready: dict[str, WorkerInfo] = {}
+        self._first_ready: asyncio.Future[WorkerInfo] = asyncio.get_running_loop().create_future()
+        self._loading_message = "starting"
+        self._is_draining = False
+        self._emptied = asyncio.Event()
+        self._last_progress_s = clock.now()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s: float | None = None
+
+    # Start and stop, for whoever runs the server.
+
+    def add_worker(self, worker: WorkerSupervisor) -> None:
+        self._workers[worker.worker_id] = worker
+        worker.start()
+
+    async def first_worker(self) -> WorkerInfo:
+        """Wait for a worker that is ready. Raises ConfigError with its one line when it cannot start."""
+        return await asyncio.shield(self._first_ready)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests, let those that are here end, and after `timeout_s` end them."""
+        self._is_draining = True
+        self._apply(self._gate.drain(self._clock.now()))
+        self._emptied.clear()
+        if self._held:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), timeout_s)
+            except TimeoutError:
+                log.warning("%d requests did not end within the drain timeout", len(self._held))
+        for held in list(self._held.values()):
+            message = f"the server is shutting down, and the answer took longer than {timeout_s:g} s"
+            self._end(held, Refused(Outcome.DRAINING, message))
+
+    async def stop(self) -> None:
+        """End the workers."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
+
+    # Service.
+
+    def submit(self, request: Request) -> RequestStream:
+        if self.model is None:
+            raise Refused(Outcome.LOADING, f"the model is loading: {self._loading_message}")
+        now = self._clock.now()
+        timeline = Timeline(
+            request_id=request.request_id,
+            received_s=request.arrival_s,
+            tenant=request.tenant,
+            tier=request.tier,
+            num_prompt_tokens=request.num_prompt_tokens,
+            queued_s=now,
+        )
+        stream = RequestStream(self, request.request_id)
+        self._held[request.request_id] = held = _Held(request, stream, timeline, request.params.n)
+        if self._gate.num_running == 0:
+            self._last_progress_s = now
+        refused = self._apply(self._gate.submit(request, now), submitting=held)
+        if refused is not None:
+            # Never served: the outcome that the api records is all that will be said of it.
+            del self._held[request.request_id]
+            raise refused
+        return stream
+
+    def health(self) -> Health:
+        if self._is_draining:
+            return Health("draining", f"{len(self._held)} requests are left")
+        if self.model is None:
+            return Health("loading", self._loading_message)
+        if not self._ready:
+            return Health("no_workers", self._loading_message)
+        num_requests = self._gate.num_running + self._gate.num_waiting
+        idle_s = self._clock.now() - self._last_progress_s
+        if num_requests and idle_s > self._config.server.stall_timeout:
+            return Health("stalled", f"{num_requests} requests, and no step for {idle_s:.0f} s")
+        return Health("ready")
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        held = self._held.get(request_id)
+        timeline = self._recent.get(request_id) if held is None else held.timeline
+        return None if timeline is None else timeline.as_dict(self._clock.now())
+
+    def record(
+        self,
+        request_id: str,
+        *,
+        tokenized_s: float | None = None,
+        first_byte_s: float | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        held = self._held.get(request_id)
+        if held is None:
+            if outcome is not None:
+                self.metrics.count_outcome(outcome)
+            return
+        timeline = held.timeline
+        if tokenized_s is not None:
+            timeline.tokenized_s = tokenized_s
+        if first_byte_s is not None and timeline.first_byte_s is None:
+            timeline.first_byte_s = first_byte_s
+        if outcome is not None:
+            self._end(held)
+            self._close_books(held, outcome)
+
+    def _close_books(self, held: _Held, outcome: Outcome) -> None:
+        timeline = held.timeline
+        timeline.finish(outcome, self._clock.now())
+        self.metrics.observe_timeline(timeline)
+        del self._held[timeline.request_id]
+        self._recent[timeline.request_id] = timeline
+        if len(self._recent) > _MAX_RECENT:
+            self._recent.popitem(last=False)
+        if not self._held:
+            self._emptied.set()
+
+    # How a request leaves.
+
+    def close_request(self, request_id: str) -> None:
+        """Its client needs no more of it. Idempotent."""
+        held = self._held.get(request_id)
+        if held is not None:
+            self._end(held)
+
+    def _end(self, held: _Held, refused: Refused | None = None, *, has_left_gate: bool = False) -> None:
+        """The one place where a request gives back its place at the gate and its stream."""
+        if not held.is_live:
+            return
+        held.is_live = False
+        if not has_left_gate:
+            self._apply(self._gate.cancel(held.request.request_id, self._clock.now()))
+        held.stream.end(refused)
+
+    # The gate's effects.
+
+    def _apply(self, effects: list[GateEffect], *, submitting: _Held | None = None) -> Refused | None:
+        """Do what the gate asks. Returns the refusal of the request that is being submitted, if it is refused."""
+        at_once: Refused | None = None
+        for effect in effects:
+            match effect:
+                case Deliver(request_id, outputs):
+                    self._deliver(request_id, outputs)
+                case Dispatch(worker_id, request):
+                    self._dispatch(worker_id, request)
+                case CancelAtWorker(worker_id, request_id):
+                    self._workers[worker_id].send(Cancel(request_id))
+                case Refuse(request_id, outcome, message, retry_after_s):
+                    refused = Refused(Outcome(outcome), message, retry_after_s=retry_after_s)
+                    held = self._held.get(request_id)
+                    if held is None:
+                        continue
+                    if held is submitting:
+                        at_once = refused
+                    self._end(held, refused, has_left_gate=True)
+        self.metrics.set_queued(self._gate.num_waiting)
+        self._set_timer()
+        return at_once
+
+    def _dispatch(self, worker_id: str, request: Request) -> None:
+        held = self._held.get(request.request_id)
+        if held is not None and held.timeline.first_output_s is None:  # else it is a replay, which changes no TTFT
+            held.timeline.dispatched_s = self._clock.now()
+        self._workers[worker_id].send(Submit(request))
+
+    def _deliver(self, request_id: str, outputs: list[RequestOutput]) -> None:
+        held = self._held.get(request_id)
+        if held is None or not held.is_live:
+            return
+        now = self._clock.now()
+        has_failed = False
+        for output in outputs:
+            held.timeline.on_output(output, now)
+            if output.finish_reason is not None:
+                held.num_open_choices -= 1
+                has_failed |= output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
+        held.stream.push(outputs)
+        # A request that fails before its choices have parted has one output for all of them.
+        if has_failed or held.num_open_choices <= 0:
+            self._end(held, has_left_gate=not has_failed)
+
+    def _set_timer(self) -> None:
+        deadline_s = self._gate.next_deadline()
+        if deadline_s == self._timer_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_s = None, deadline_s
+        if deadline_s is not None:
+            delay_s = max(0.0, deadline_s - self._clock.now())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_s = None, None
+        self._apply(self._gate.tick(self._clock.now()))
+
+    # WorkerListener.
+
+    def worker_loading(self, worker_id: str, message: str) -> None:
+        self._loading_message = message
+        log.debug("worker %s: %s", worker_id, message)
+
+    def worker_ready(self, info: WorkerInfo) -> None:
+        self._ready[info.worker_id] = info
+        self._last_progress_s = self._clock.now()
+        if not self._first_ready.done():
+            self._first_ready.set_result(info)
+        self._apply(self._gate.worker_ready(info, self._clock.now()))
+
+    def worker_report(self, worker_id: str, report: StepReport) -> None:
+        now = self._clock.now()
+        self.metrics.set_load(report.load, worker_id)
+        if report.stats is not None:
+            self._last_progress_s = now
+            self.metrics.observe_step(report.stats)
+        self._apply(self._gate.handle_report(worker_id, report, now))
+
+    def worker_lost(self, worker_id: str, message: str) -> None:
+        self._loading_message = message
+        self._ready.pop(worker_id, None)
+        self.metrics.drop_worker(worker_id)
+        self._apply(self._gate.worker_lost(worker_id, self._clock.now()))
+
+    def worker_failed(self, worker_id: str, message: str) -> None:
+        self._loading_message = message
+        if not self._first_ready.done():
+            self._first_ready.set_exception(ConfigError(message))
+        else:
+            log.error("worker %s cannot start again: %s", worker_id, message)

@@ -1,0 +1,63 @@
+"""From a model and a configuration to an executor and an engine: the same for a worker process and for offline use.
+
+Owns: the choice of the executor, and how many tokens a request may have, given the model and the KV memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tidegate.config import Config, ConfigError
+from tidegate.engine.engine import Engine
+from tidegate.executor.base import Executor, ExecutorError, ExecutorInfo
+from tidegate.executor.sim import SimExecutor
+from tidegate.models.source import ModelSource
+from tidegate.worker.paced_sim import PacedSimExecutor, first_text_token_id, sim_info
+
+
+def build_executor(model: ModelSource, config: Config) -> Executor:
+    """Load the weights and take the KV memory. Raises ConfigError with one line."""
+    if config.worker.executor == "sim":
+        try:
+            sim = SimExecutor(sim_info(model, config), first_token_id=first_text_token_id(model))
+        except ExecutorError as error:
+            raise ConfigError(str(error)) from error
+        return PacedSimExecutor(sim)
+    # Imported here: it takes half a second, and whoever computes nothing does not need it.
+    from tidegate.executor.openvino import ModelFacts, OpenVINOExecutor
+
+    facts = ModelFacts(model.name, model.weight_format, model.architecture.context_length, model.weight_digest)
+    try:
+        return OpenVINOExecutor(
+            model.ir_path,
+            facts,
+            kv_memory=config.cache.kv_memory,
+            kv_cache_dtype=config.cache.kv_cache_dtype,
+            num_threads=config.worker.num_threads,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        )
+    except ExecutorError as error:
+        raise ConfigError(str(error)) from error
+
+
+def build_engine(executor: Executor, config: Config) -> Engine:
+    """Raises ConfigError when an explicit max_model_len fits neither the model nor the KV memory."""
+    info = replace(executor.info, max_model_len=fit_model_len(executor.info, config.model.max_model_len))
+    return Engine(info, config.scheduler, config.cache)
+
+
+def fit_model_len(info: ExecutorInfo, max_model_len: int | None) -> int:
+    """Most tokens of prompt plus answer. `info.max_model_len` is the model's own. Raises ConfigError."""
+    num_kv_tokens = info.num_blocks * info.block_size
+    if max_model_len is None:
+        return min(info.max_model_len, num_kv_tokens)
+    if max_model_len > info.max_model_len:
+        raise ConfigError(f"--max-model-len {max_model_len} is above the {info.max_model_len} tokens of {info.model}")
+    if max_model_len > num_kv_tokens:
+        needed = -(-max_model_len // info.block_size) * info.bytes_per_block
+        raise ConfigError(
+            f"--max-model-len {max_model_len} does not fit the KV memory: it holds {num_kv_tokens} tokens "
+            f"({info.num_blocks} blocks of {info.block_size}); use --kv-memory {-(-needed // 2**20)}MiB or more, "
+            f"or --max-model-len {num_kv_tokens} or less"
+        )
+    return max_model_len
