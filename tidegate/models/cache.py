@@ -118,19 +118,23 @@ def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> st
     return digest.hexdigest()
 
 
-def remembered_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """sha256_file, but read again only when the file's size or modification time has changed."""
-    real = path.resolve()
-    stat = real.stat()
-    stamp = {"path": str(real), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
-    record = cache_dir() / "digests" / f"{hashlib.sha256(str(real).encode()).hexdigest()[:32]}.json"
+def known_sha256(path: Path) -> str | None:
+    """The file's remembered digest, if its size and modification time are still those that were hashed."""
+    record, stamp = _digest_record(path)
     try:
         known = json.loads(record.read_text(encoding="utf-8"))
-        if known["stamp"] == stamp:
-            return str(known["sha256"])
+        return str(known["sha256"]) if known["stamp"] == stamp else None
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # Not known, or not readable: the file itself decides.
-    digest = sha256_file(real, on_bytes)
+        return None  # Not readable is as good as not known: the file itself decides.
+
+
+def remembered_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """sha256_file, but read again only when the file has changed since."""
+    known = known_sha256(path)
+    if known is not None:
+        return known
+    record, stamp = _digest_record(path)  # Of the file as it is before it is read.
+    digest = sha256_file(path, on_bytes)
     write_json(record, {"stamp": stamp, "sha256": digest})
     return digest
 
@@ -146,6 +150,15 @@ def write_json(path: Path, content: object) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _digest_record(path: Path) -> tuple[Path, dict[str, object]]:
+    """Where the digest of this file is remembered, and what must be unchanged for it to hold."""
+    real = path.resolve()
+    stat = real.stat()
+    key = hashlib.sha256(str(real).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    stamp: dict[str, object] = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
+    return cache_dir() / "digests" / f"{key}.json", stamp
 
 
 def _sync(path: Path) -> None:

@@ -168,23 +168,25 @@ def _tensor_entry(path: Path, cursor: _Cursor) -> tuple[str, tuple[int, ...], st
     return name, shape, tensor_type.name, offset, num_values // block_size * block_bytes
 
 
-def check_supported(file: GgufFile) -> Architecture:
-    """The shape of the model. Raises ModelError naming what of it cannot be served, and what can."""
-    path, metadata = file.path, file.metadata
-    family = metadata.get("general.architecture")
-    if family not in FAMILIES:
-        raise ModelError(f"{path} holds a '{family}' model, which is not supported; supported: {', '.join(FAMILIES)}")
-    if metadata.get(f"{family}.expert_count"):
+def check_convertible(file: GgufFile) -> None:
+    """Raises ModelError naming what of the file OpenVINO GenAI's reader cannot take, or would take wrongly."""
+    path, family = file.path, _family(file)
+    scaling = file.metadata.get(f"{family}.rope.scaling.type", "none")
+    if file.metadata.get(f"{family}.expert_count"):
         raise ModelError(f"{path} holds a mixture-of-experts model, which is not supported; pass a dense one")
+    if scaling != "none":
+        raise ModelError(f"{path} stretches its context by '{scaling}' scaling, which is not supported")
     for tensor in file.tensors:
         if len(tensor.shape) > 1 and tensor.type_name not in WEIGHT_TYPES:
             raise ModelError(
-                f"{path} stores '{tensor.name}' as {tensor.type_name}, which is not supported; pass a file quantized "
-                f"as one of {', '.join(WEIGHT_TYPES)}"
+                f"{path} stores '{tensor.name}' as {tensor.type_name}, which is not supported; pass a file whose "
+                f"matrices are {', '.join(WEIGHT_TYPES)} (Q4_K_M is a mix of these)"
             )
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not tokens:
-        raise ModelError(f"{path} has no tokenizer in its metadata; pass a GGUF file that holds its vocabulary")
+
+
+def read_architecture(file: GgufFile) -> Architecture:
+    """The shape of the model. Raises ModelError when the file lacks it, or is of a family that cannot be served."""
+    path, metadata, family = file.path, file.metadata, _family(file)
 
     def number(key: str, default: int | None = None) -> int:
         value = metadata.get(f"{family}.{key}", default)
@@ -207,3 +209,18 @@ def check_supported(file: GgufFile) -> Architecture:
         vocab_size=embedding.shape[0],
         context_length=number("context_length", 2048),
     )
+
+
+def _family(file: GgufFile) -> str:
+    """Raises ModelError for a family, or a kind of vocabulary, that is not supported."""
+    family = file.metadata.get("general.architecture")
+    if family not in FAMILIES:
+        raise ModelError(
+            f"{file.path} holds a '{family}' model, which is not supported; supported: {', '.join(FAMILIES)}"
+        )
+    vocabulary = file.metadata.get("tokenizer.ggml.model")
+    if vocabulary != "gpt2" or not file.metadata.get("tokenizer.ggml.tokens"):
+        raise ModelError(
+            f"{file.path} has a '{vocabulary}' vocabulary, which is not supported; supported: byte-level BPE ('gpt2')"
+        )
+    return str(family)
