@@ -45,3 +45,17 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True):
     num_context_tokens: int
     num_preemptions: int
     num_evictions: int
+
+
+class LoadSnapshot(msgspec.Struct, frozen=True):
+    """What admission sees of the whole service at one instant.
+
+    num_queued: requests waiting at the gate. num_free_places: requests that workers could take right now.
+    max_request_tokens: the longest prompt plus answer that some worker can hold; 0 when there is no worker.
+    """
+
+    num_queued: int
+    num_free_places: int
+    num_workers: int
+    max_request_tokens: int
+    is_draining: bool
