@@ -42,6 +42,8 @@ class Outcome(StrEnum):
     BODY_TIMEOUT = "request_timeout"
     BODY_TOO_LARGE = "request_too_large"
     MEDIA_TYPE = "unsupported_media_type"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    INVALID_HTTP = "invalid_http"
     TOO_MANY_CONNECTIONS = "too_many_connections"
 
 
@@ -78,6 +80,8 @@ ERROR_TABLE: dict[Outcome, ErrorRow] = {
     Outcome.BODY_TIMEOUT: ErrorRow(408, "timeout_error"),
     Outcome.BODY_TOO_LARGE: ErrorRow(413, _INVALID),
     Outcome.MEDIA_TYPE: ErrorRow(415, _INVALID),
+    Outcome.HEADERS_TOO_LARGE: ErrorRow(431, _INVALID),
+    Outcome.INVALID_HTTP: ErrorRow(400, _INVALID),
     Outcome.TOO_MANY_CONNECTIONS: ErrorRow(503, "server_error", retry_after_s=1.0, should_retry=True),
 }
 

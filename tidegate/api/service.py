@@ -52,7 +52,7 @@ class ServedModel:
     max_model_len: int
     vocab_size: int
     tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
+    chat_template: ChatTemplate
     eos_token_ids: tuple[int, ...]
     block_size: int
     num_blocks: int

@@ -1,0 +1,126 @@
+"""Choice: what one answer has become so far, from the RequestOutputs of its engine to what its client may see.
+
+Owns: the text of a choice, its log-probabilities, finish reason and count of tokens; and the usage of a response.
+Never does: JSON. Streamed and whole answers are made of the same Deltas, so that they cannot differ.
+Invariant: nothing is taken in after the choice has ended, whatever the engine still sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tidegate.api.errors import Outcome, Refused
+from tidegate.request import FinishReason, Request, RequestOutput, TokenLogprobs
+from tidegate.text.output_text import ChoiceText
+from tidegate.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one output adds to a choice. `text_offsets` and `logprobs` are parallel when log-probabilities are on."""
+
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.text and not self.logprobs and self.finish_reason is None
+
+
+class Choice:
+    """One of the `params.n` answers to one prompt. `index` counts over the whole response."""
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer, *, continues_text: bool) -> None:
+        params = request.params
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        self._text = ChoiceText(
+            tokenizer,
+            stops=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            stop_token_ids=request.stop_token_ids,
+            min_tokens=params.min_tokens,
+            continues_text=continues_text,
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def num_tokens(self) -> int:
+        return self._text.num_tokens
+
+    def push(self, output: RequestOutput) -> Delta:
+        """Raises Refused when the engine gave up on it."""
+        if self.finish_reason is not None:
+            return Delta()
+        if output.finish_reason is FinishReason.ERROR or output.finish_reason is FinishReason.ABORT:
+            raise Refused(Outcome.ERROR, output.error or "the request was ended by the server")
+        text = self._text.push(output.token_ids)
+        delta = Delta(text.text, text_offsets=text.text_offsets)
+        if output.logprobs is not None:
+            delta.logprobs = output.logprobs[: text.num_tokens_used]
+        if text.stop is not None:
+            self.finish_reason = FinishReason.STOP
+        elif output.finish_reason is not None:
+            rest = self._text.finish()
+            delta.text += rest.text
+            self.finish_reason = FinishReason.STOP if rest.stop is not None else output.finish_reason
+        delta.finish_reason = self.finish_reason
+        return delta
+
+
+class Answers:
+    """All choices of a response, its usage, and what its prompts brought."""
+
+    def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer, *, continues_text: bool) -> None:
+        self.choices = [
+            [
+                Choice(place * request.params.n + index, request, tokenizer, continues_text=continues_text)
+                for index in range(request.params.n)
+            ]
+            for place, request in enumerate(requests)
+        ]
+        self.prompt_logprobs: list[list[TokenLogprobs | None] | None] = [None] * len(requests)
+        self._num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
+        self._num_cached_tokens = 0
+
+    def push(self, place: int, output: RequestOutput) -> tuple[Choice, Delta]:
+        """`place` is the index of the output's Request. Raises Refused."""
+        if output.prefill is not None:
+            self._num_cached_tokens += output.prefill.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs[place] = output.prompt_logprobs
+        choice = self.choices[place][output.index]
+        return choice, choice.push(output)
+
+    def is_finished(self, place: int) -> bool:
+        return all(choice.is_finished for choice in self.choices[place])
+
+    @property
+    def all_choices(self) -> list[Choice]:
+        return [choice for group in self.choices for choice in group]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self.all_choices)
+
+    def outcomes(self) -> list[Outcome]:
+        """One a Request: LENGTH when any of its choices was cut."""
+        return [
+            Outcome.LENGTH if any(one.finish_reason is FinishReason.LENGTH for one in group) else Outcome.STOP
+            for group in self.choices
+        ]
+
+    def usage(self, *, counts_output: bool = True) -> dict[str, object]:
+        num_output_tokens = self.num_output_tokens if counts_output else 0
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": self._num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
+        }
