@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tidegate.metrics.load_snapshot import LoadReport, StepStats
 from tidegate.metrics.registry import ServerMetrics
 from tidegate.metrics.timeline import Timeline
 from tidegate.request import PrefillTimes, RequestOutput
 
 
-@dataclass
-class FakeLoad:
-    num_running: int = 3
-    num_waiting: int = 2
-    free_blocks: int = 10
-    cached_blocks: int = 20
-    held_blocks: int = 30
+def load_report(*, num_running: int) -> LoadReport:
+    return LoadReport(
+        time_s=1.0,
+        num_running=num_running,
+        num_waiting=2,
+        num_waiting_tokens=100,
+        num_context_tokens=1000,
+        free_blocks=10,
+        cached_blocks=20,
+        held_blocks=30,
+        step_start_s=0.9,
+        step_prefill_tokens=512,
+        step_decode_rows=16,
+    )
 
 
-@dataclass
-class FakeStep:
-    compute_s: float = 0.019
-    loop_s: float = 0.020
-    num_prefill_tokens: int = 512
-    num_decode_rows: int = 16
-    num_preemptions: int = 1
-    num_evictions: int = 4
+STEP = StepStats(
+    step_id=1,
+    start_s=0.9,
+    compute_s=0.019,
+    loop_s=0.020,
+    num_prefill_tokens=512,
+    num_decode_rows=16,
+    num_context_tokens=1000,
+    num_preemptions=1,
+    num_evictions=4,
+)
 
 
 def samples(metrics: ServerMetrics) -> dict[str, float]:
@@ -124,11 +133,11 @@ def test_an_aborted_request_counts_with_the_tokens_it_got() -> None:
 def test_steps_and_load_are_shown() -> None:
     metrics = ServerMetrics()
     metrics.set_queued(5)
-    metrics.set_load(FakeLoad(), "a")
-    metrics.set_load(FakeLoad(num_running=1), "b")
-    metrics.set_load(FakeLoad(num_running=4), "b")
+    metrics.set_load(load_report(num_running=3), "a")
+    metrics.set_load(load_report(num_running=1), "b")
+    metrics.set_load(load_report(num_running=4), "b")
     for _ in range(3):
-        metrics.observe_step(FakeStep())
+        metrics.observe_step(STEP)
     found = samples(metrics)
     assert found["tidegate_requests_running"] == 7
     assert found["tidegate_requests_waiting"] == 9

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -20,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tidegate.metrics.histogram import COUNT_BOUNDS, Histogram
+from tidegate.metrics.load_snapshot import LoadReport, StepStats
 from tidegate.metrics.timeline import Timeline
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -27,44 +27,12 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _BUSY_MEMORY = 0.98  # A step's weight in the busy share falls by this factor each step: about the last 50 count.
 
 
-class Load(Protocol):
-    """What a worker reports of itself; tidegate.worker.messages.LoadReport fits."""
-
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def free_blocks(self) -> int: ...
-    @property
-    def cached_blocks(self) -> int: ...
-    @property
-    def held_blocks(self) -> int: ...
-
-
-class Step(Protocol):
-    """What a worker reports of a step; tidegate.worker.messages.StepStats fits."""
-
-    @property
-    def compute_s(self) -> float: ...
-    @property
-    def loop_s(self) -> float: ...
-    @property
-    def num_prefill_tokens(self) -> int: ...
-    @property
-    def num_decode_rows(self) -> int: ...
-    @property
-    def num_preemptions(self) -> int: ...
-    @property
-    def num_evictions(self) -> int: ...
-
-
 class ServerMetrics:
     """The figures of one server."""
 
     def __init__(self) -> None:
         self._info: dict[str, str] = {}
-        self._loads: dict[str, Load] = {}
+        self._loads: dict[str, LoadReport] = {}
         self._num_queued = 0
         self._num_requests: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -87,7 +55,7 @@ class ServerMetrics:
         """Requests waiting at the gate."""
         self._num_queued = num_queued
 
-    def set_load(self, load: Load, worker_id: str = "") -> None:
+    def set_load(self, load: LoadReport, worker_id: str = "") -> None:
         """The latest report of a worker. What is shown is the sum over workers."""
         self._loads[worker_id] = load
 
@@ -95,16 +63,16 @@ class ServerMetrics:
         """A worker is gone, and its load with it."""
         self._loads.pop(worker_id, None)
 
-    def observe_step(self, step: Step) -> None:
-        self._histograms["step"].observe(step.compute_s)
-        self._histograms["step_prefill_tokens"].observe(step.num_prefill_tokens)
-        self._histograms["step_decode_rows"].observe(step.num_decode_rows)
-        self._counts["preemptions"] += step.num_preemptions
-        self._counts["evictions"] += step.num_evictions
-        self._busy_s += step.compute_s
-        self._loop_s += step.loop_s
-        self._recent_busy_s = self._recent_busy_s * _BUSY_MEMORY + step.compute_s
-        self._recent_loop_s = self._recent_loop_s * _BUSY_MEMORY + step.loop_s
+    def observe_step(self, stats: StepStats) -> None:
+        self._histograms["step"].observe(stats.compute_s)
+        self._histograms["step_prefill_tokens"].observe(stats.num_prefill_tokens)
+        self._histograms["step_decode_rows"].observe(stats.num_decode_rows)
+        self._counts["preemptions"] += stats.num_preemptions
+        self._counts["evictions"] += stats.num_evictions
+        self._busy_s += stats.compute_s
+        self._loop_s += stats.loop_s
+        self._recent_busy_s = self._recent_busy_s * _BUSY_MEMORY + stats.compute_s
+        self._recent_loop_s = self._recent_loop_s * _BUSY_MEMORY + stats.loop_s
 
     def count_outcome(self, outcome: str) -> None:
         """A request that ended before it had a timeline: refused at the door."""
@@ -165,7 +133,9 @@ class ServerMetrics:
         for name, documentation in _COUNTERS.items():
             yield CounterMetricFamily(f"tidegate_{name}", documentation, value=self._counts[name])
         yield CounterMetricFamily("tidegate_executor_busy_seconds", "Time computing steps.", value=self._busy_s)
-        yield CounterMetricFamily("tidegate_engine_loop_seconds", "Time of loops with a step.", value=self._loop_s)
+        yield CounterMetricFamily(
+            "tidegate_engine_loop_seconds", "Time of the turns of the engine loop that had a step.", value=self._loop_s
+        )
         for name, documentation in _LATENCIES.items():
             yield _histogram_family(f"tidegate_{name}_seconds", documentation, self._histograms[name])
         for name, documentation in _COMPOSITION.items():
