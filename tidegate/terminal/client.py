@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 
@@ -23,17 +23,20 @@ class ServerClient:
     """Raises TerminalError from every call when the server is not there, refuses, or breaks off."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = httpx.URL(url)
+        except httpx.InvalidURL:
+            parts = httpx.URL()
+        if parts.scheme not in ("http", "https") or not parts.host:
             raise TerminalError(f"{url} is not an address; write it like http://127.0.0.1:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._http = httpx.Client(
             base_url=self.url,
-            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
+            headers={} if api_key is None else {"authorization": f"Bearer {api_key}".encode()},
             # An answer may take any time to begin: under load the server queues.
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             # A proxy from the environment does not lead to this machine.
-            trust_env=parts.hostname not in ("127.0.0.1", "localhost", "::1"),
+            trust_env=parts.host not in ("127.0.0.1", "localhost", "::1"),
         )
 
     def __enter__(self) -> ServerClient:
