@@ -106,7 +106,6 @@ class Frontend:
         self._first_ready: asyncio.Future[WorkerInfo] = asyncio.get_running_loop().create_future()
         self._loading_message = "starting"
         self._is_draining = False
-        self._emptied = asyncio.Event()
         self._last_progress_s = clock.now()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s: float | None = None
@@ -121,25 +120,16 @@ class Frontend:
         """Wait for a worker that is ready. Raises ConfigError with its one line when it cannot start."""
         return await asyncio.shield(self._first_ready)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take no more requests, let those that are here end, and after `timeout_s` end them."""
-        self._is_draining = True
-        self._apply(self._gate.drain(self._clock.now()))
-        self._emptied.clear()
-        if self._held:
-            try:
-                await asyncio.wait_for(self._emptied.wait(), timeout_s)
-            except TimeoutError:
-                log.warning("%d requests did not end within the drain timeout", len(self._held))
-        for held in list(self._held.values()):
-            message = f"the server is shutting down, and the answer took longer than {timeout_s:g} s"
-            self._end(held, Refused(Outcome.DRAINING, message))
-
     async def stop(self) -> None:
-        """End the workers."""
+        """End what is still here, and the workers. The server has drained before."""
+        self._is_draining = True
+        for held in list(self._held.values()):
+            self._end(held, Refused(Outcome.DRAINING, "the server has shut down"))
         if self._timer is not None:
             self._timer.cancel()
         await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
+        if not self._first_ready.done():
+            self._first_ready.cancel()
 
     # Service.
 
@@ -157,7 +147,7 @@ class Frontend:
         )
         stream = RequestStream(self, request.request_id)
         self._held[request.request_id] = held = _Held(request, stream, timeline, request.params.n)
-        if self._gate.num_running == 0:
+        if self._gate.num_dispatched == 0:
             self._last_progress_s = now
         refused = self._apply(self._gate.submit(request, now), submitting=held)
         if refused is not None:
@@ -173,7 +163,7 @@ class Frontend:
             return Health("loading", self._loading_message)
         if not self._ready:
             return Health("no_workers", self._loading_message)
-        num_requests = self._gate.num_running + self._gate.num_waiting
+        num_requests = self._gate.num_dispatched + self._gate.num_waiting
         idle_s = self._clock.now() - self._last_progress_s
         if num_requests and idle_s > self._config.server.stall_timeout:
             return Health("stalled", f"{num_requests} requests, and no step for {idle_s:.0f} s")
@@ -214,8 +204,6 @@ class Frontend:
         self._recent[timeline.request_id] = timeline
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
-        if not self._held:
-            self._emptied.set()
 
     # How a request leaves.
 

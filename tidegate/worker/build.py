@@ -1,4 +1,4 @@
-"""From a model and a configuration to an executor and an engine: the same for a worker process and for offline use.
+"""From a model and a configuration to executor, engine, tokenizer and template: the same for serving and offline use.
 
 Owns: the choice of the executor, and how many tokens a request may have, given the model and the KV memory.
 """
@@ -12,6 +12,8 @@ from tidegate.engine.engine import Engine
 from tidegate.executor.base import Executor, ExecutorError, ExecutorInfo
 from tidegate.executor.sim import SimExecutor
 from tidegate.models.source import ModelSource
+from tidegate.text.chat_template import ChatTemplate
+from tidegate.text.tokenizer import Tokenizer
 from tidegate.worker.paced_sim import PacedSimExecutor, first_text_token_id, sim_info
 
 
@@ -61,3 +63,10 @@ def fit_model_len(info: ExecutorInfo, max_model_len: int | None) -> int:
             f"or --max-model-len {num_kv_tokens} or less"
         )
     return max_model_len
+
+
+def load_text(model: ModelSource) -> tuple[Tokenizer, ChatTemplate]:
+    """Raises ConfigError."""
+    source = model.tokenizer
+    tokenizer = Tokenizer.from_path(source.path if source.kind == "gguf" else source.path.parent)
+    return tokenizer, ChatTemplate(tokenizer, model.chat_template)
