@@ -32,7 +32,7 @@ class ServerClient:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._http = httpx.Client(
             base_url=self.url,
-            headers={} if api_key is None else {"authorization": f"Bearer {api_key}".encode()},
+            headers=[] if api_key is None else [(b"authorization", f"Bearer {api_key}".encode())],
             # An answer may take any time to begin: under load the server queues.
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             # A proxy from the environment does not lead to this machine.
