@@ -61,13 +61,15 @@ def write_tiny_gguf(
     tied_embeddings: bool = False,
     chat_template: str | None = CHAT_TEMPLATE,
     architecture: str | None = None,
+    rope_factors: tuple[float, ...] = (),
     seed: int = 0,
 ) -> Path:
     """Write a model file of a few hundred KB to `path`, and return it.
 
     num_kv_heads < num_heads is grouped-query attention, 1 is multi-query, equal is plain multi-head. hidden_size is
     num_heads * head_size unless given (only qwen3 may differ). `architecture` writes another name into the metadata
-    (to see it refused). Norms and biases are always F32.
+    (to see it refused). `rope_factors` (head_size / 2 of them) divide the rotary frequencies, as in Llama 3.1.
+    Norms and biases are always F32.
     """
     hidden = hidden_size or num_heads * head_size
     tokens, token_types, merges = tiny_vocabulary()
@@ -105,6 +107,8 @@ def write_tiny_gguf(
     )
     if tied_embeddings:
         del shapes["output.weight"]
+    if rope_factors:
+        writer.add_tensor("rope_freqs.weight", np.asarray(rope_factors, np.float32))
     _add_tensors(writer, shapes, weight_type, seed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

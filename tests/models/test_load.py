@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import openvino
 import pytest
 
@@ -17,6 +18,7 @@ from tidegate.models import cache, convert, load
 from tidegate.models.catalog import list_models
 from tidegate.models.errors import ModelError
 from tidegate.models.load import resolve_model
+from tidegate.models.source import ModelSource
 from tidegate.models.subprocesses import ChildResult
 
 
@@ -47,6 +49,19 @@ def test_each_family_converts_to_an_ir_of_its_shape(tmp_path: Path, options: dic
         assert read.output(0).partial_shape[3].get_length() == shape.head_size
     assert model.output(0).partial_shape[2].get_length() == shape.vocab_size
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cache-home", "my-model.gguf"], "nothing beside the file"
+
+
+def test_stretched_rotary_frequencies_are_kept(tmp_path: Path) -> None:
+    factors = tuple(1.0 + i for i in range(16))
+    plain = resolve_model(str(write_tiny_gguf(tmp_path / "plain.gguf")), progress=False)
+    stretched = resolve_model(str(write_tiny_gguf(tmp_path / "long.gguf", rope_factors=factors)), progress=False)
+    np.testing.assert_allclose(_rope_frequencies(plain), 10000.0 ** (-np.arange(16) / 16), rtol=1e-5)
+    np.testing.assert_allclose(_rope_frequencies(stretched) * factors, _rope_frequencies(plain), rtol=1e-6)
+
+
+def _rope_frequencies(source: ModelSource) -> np.ndarray:
+    constants = [op for op in openvino.Core().read_model(source.ir_path).get_ops() if op.get_type_name() == "Constant"]
+    return next(op.data.flatten() for op in constants if list(op.shape) == [1, source.architecture.head_size // 2, 1])
 
 
 def test_second_start_neither_hashes_nor_converts(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

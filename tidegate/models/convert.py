@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tidegate.models import cache
 from tidegate.models.errors import ModelError
+from tidegate.models.gguf_file import GgufFile, rope_factors
 from tidegate.models.progress import byte_bar
 from tidegate.models.subprocesses import run_child
 
@@ -21,8 +22,8 @@ _LAYOUT_VERSION = 1
 _KEPT = ("openvino_model.xml", "openvino_model.bin")
 
 
-def convert_gguf(gguf: Path, digest: str, name: str, progress: bool = True) -> Path:
-    """The .xml of the IR made from `gguf`, whose SHA-256 is `digest`. Raises ModelError."""
+def convert_gguf(file: GgufFile, digest: str, name: str, progress: bool = True) -> Path:
+    """The .xml of the IR made from `file`, whose SHA-256 is `digest`. Raises ModelError."""
     folder = ir_folder(digest)
     if is_converted(folder):
         return folder / "openvino_model.xml"
@@ -34,9 +35,9 @@ def convert_gguf(gguf: Path, digest: str, name: str, progress: bool = True) -> P
     key = f"convert-{folder.name}"
     with cache.disk_errors(f"cannot convert {name}"), cache.locked(key, say_waiting):
         if not is_converted(folder):
-            cache.need_space(gguf.stat().st_size * 2, f"converting {name}")
+            cache.need_space(file.path.stat().st_size * 2, f"converting {name}")
             with cache.work_dir(key) as work:
-                cache.publish(_convert(gguf, name, work, progress), folder)
+                cache.publish(_convert(file, name, work, progress), folder)
     return folder / "openvino_model.xml"
 
 
@@ -55,11 +56,13 @@ def is_converted(folder: Path) -> bool:
         return False
 
 
-def _convert(gguf: Path, name: str, work: Path, progress: bool) -> Path:
+def _convert(file: GgufFile, name: str, work: Path, progress: bool) -> Path:
     link = work / "model.gguf"
-    link.symlink_to(gguf.resolve())
+    link.symlink_to(file.path.resolve())
+    factors = rope_factors(file)
+    arguments = [str(link), *(("--rope-factors", ",".join(map(repr, factors))) if factors else ())]
     with byte_bar(f"converting {name}", None, show=progress) as report:
-        result = run_child("convert", [str(link)], folder=work, on_tick=lambda: report(0))
+        result = run_child("convert", arguments, folder=work, on_tick=lambda: report(0))
     if result.returncode < 0:
         raise ModelError(
             f"converting {name} was ended by signal {-result.returncode}; it needs about four times the file's size in "
@@ -68,7 +71,7 @@ def _convert(gguf: Path, name: str, work: Path, progress: bool) -> Path:
     if result.returncode != 0:
         lines = [line.strip() for line in result.output.splitlines() if line.strip()]
         reason = lines[-1] if lines else f"exit code {result.returncode}"
-        raise ModelError(f"OpenVINO GenAI cannot read {gguf}: {reason[:300]}")
+        raise ModelError(f"OpenVINO GenAI cannot read {file.path}: {reason[:300]}")
     made = work / "ir"
     made.mkdir()
     for file_name in _KEPT:

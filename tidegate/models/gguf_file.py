@@ -184,6 +184,18 @@ def check_convertible(file: GgufFile) -> None:
             )
 
 
+def rope_factors(file: GgufFile) -> list[float]:
+    """What each rotary frequency is divided by (Llama 3.1 and later), from the tensor rope_freqs; empty: none is."""
+    tensor = next((tensor for tensor in file.tensors if tensor.name == "rope_freqs.weight"), None)
+    if tensor is None:
+        return []
+    if tensor.type_name != "F32" or len(tensor.shape) != 1:
+        raise ModelError(f"{file.path} has a 'rope_freqs.weight' that is no F32 vector, which is not supported")
+    with open(file.path, "rb") as data:
+        data.seek(tensor.offset)
+        return list(struct.unpack(f"<{tensor.shape[0]}f", data.read(tensor.num_bytes)))
+
+
 def read_architecture(file: GgufFile) -> Architecture:
     """The shape of the model. Raises ModelError when the file lacks it, or is of a family that cannot be served."""
     path, metadata, family = file.path, file.metadata, _family(file)

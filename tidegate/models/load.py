@@ -72,7 +72,7 @@ def load_gguf(path: Path, *, name: str, digest: str = "", progress: bool = True)
     check_convertible(file)
     if not digest:
         digest = _gguf_digest(path, name, progress)
-    ir_path = convert_gguf(path, digest, name, progress)
+    ir_path = convert_gguf(file, digest, name, progress)
     return _from_gguf(file, name=name, ir_path=ir_path, digest=digest, weight_format=file.weight_format)
 
 
