@@ -23,6 +23,8 @@ from tidegate.executor.base import ExecutorError, ExecutorInfo, StepHandle
 from tidegate.executor.openvino_blocks import BlockMemory
 from tidegate.executor.openvino_inputs import StepInputs, StepOutputs
 from tidegate.executor.openvino_model import compile_paged_model
+from tidegate.executor.sampler import Sampler
+from tidegate.request import TokenLogprobs
 from tidegate.scheduler.step import StepPlan, StepResult
 
 
@@ -62,6 +64,7 @@ class OpenVINOExecutor:
         self._compiled = paged.compiled
         self._blocks = BlockMemory(paged.cache_tensors, kv_memory)
         self._inputs = StepInputs(max_num_batched_tokens, self._blocks.num_blocks, paged.block_size, paged.vocab_size)
+        self._sampler = Sampler(paged.vocab_size)
         self._request: InferRequest | None = self._new_request()
         self._in_flight: OpenVINOStep | None = None
         self.info = ExecutorInfo(
@@ -157,12 +160,26 @@ class OpenVINOExecutor:
         return ExecutorError(f"the step could not be computed: {str(error).strip() or type(error).__name__}")
 
     def _sample(self, step: OpenVINOStep, outputs: StepOutputs, logits: npt.NDArray[np.float32]) -> StepResult:
-        num_sample_rows = outputs.num_sample_rows
-        sampled = logits[:num_sample_rows]
+        """`logits` is the request's own memory [rows wanted, vocab_size]: read here, before the next step."""
+        sampled = logits[: outputs.num_sample_rows]
         if outputs.sample_indices is not None:
             sampled = sampled[outputs.sample_indices]
-        token_ids: list[int] = np.argmax(sampled, axis=-1).tolist()
-        return StepResult(token_ids=token_ids, compute_s=time.perf_counter() - step.start_s)
+        token_ids, logprobs = self._sampler.sample(sampled, outputs.specs)
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        start = outputs.num_sample_rows
+        for row in outputs.prompt_rows:
+            next_token_ids = row.next_token_ids or []
+            end = start + len(next_token_ids)
+            prompt_logprobs[row.row_id] = self._sampler.token_logprobs(
+                logits[start:end], next_token_ids, row.prompt_logprobs or 0
+            )
+            start = end
+        return StepResult(
+            token_ids=token_ids,
+            compute_s=time.perf_counter() - step.start_s,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs or None,
+        )
 
 
 def _sha256(path: Path) -> str:
