@@ -69,30 +69,48 @@ class TokenBytes:
         return token.replace("\u2581", " ").encode("utf-8", "replace")
 
 
-def most_bytes_per_token(model: dict[str, Any]) -> int | None:
-    """The most bytes of input that one token can stand for; None where there is no such bound.
+class LengthBound:
+    """The least tokens a text can become, known without encoding it.
 
-    There is none when unknown characters may vanish or fuse, when special tokens swallow the space around them, or
-    when the text is normalized in a way that is not known here to keep its length. NFC at most thirds it (Hangul).
+    There is no bound (0) when unknown characters may fuse, when special tokens swallow the space around them, or when
+    the text is normalized in a way that is not known here to keep its length. NFC at most thirds it (Hangul).
     """
-    tokens = _vocabulary(model)
-    texts = set(tokens.values())
-    byte_level = all(char in texts for char in _ALPHABET)
-    if not byte_level and not all(f"<0x{byte:02X}>" in texts for byte in range(256)):
-        return None
-    if any(entry["lstrip"] or entry["rstrip"] for entry in model.get("added_tokens", [])):
-        return None
-    shrink = 1
-    normalizer = model.get("normalizer")
+
+    def __init__(self, model: dict[str, Any]) -> None:
+        texts = set(_vocabulary(model).values())
+        is_byte_level = "ByteLevel" in {step["type"] for step in _decoder_steps(model.get("decoder"))}
+        shrink = _normalizer_shrink(model.get("normalizer"))
+        swallows = any(entry["lstrip"] or entry["rstrip"] for entry in model.get("added_tokens", []))
+        has_all_bytes = is_byte_level or all(f"<0x{byte:02X}>" in texts for byte in range(256))
+        self._dropped = bytes(byte for char, byte in _ALPHABET.items() if is_byte_level and char not in texts)
+        self._most_bytes = 0
+        if shrink and has_all_bytes and not swallows:
+            self._most_bytes = shrink * max((_num_bytes(text, is_byte_level) for text in texts), default=0)
+
+    def min_num_tokens(self, text: str) -> int:
+        if not self._most_bytes:
+            return 0
+        # Byte-level vocabularies may lack bytes that are rare in text; these vanish when encoded.
+        num_bytes = len(text.encode("utf-8", "replace").translate(None, self._dropped))
+        return -(-num_bytes // self._most_bytes)
+
+
+def _normalizer_shrink(normalizer: Any) -> int:
+    """By how much a normalizer may shorten a text, in bytes; 0 where that is not known."""
     steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    shrink = 1
     for step in filter(None, steps):
         if step["type"] == "NFC":
             shrink *= 3
         elif step["type"] != "Prepend" and step.get("content") != "\u2581":
-            return None
-    if byte_level:
-        return shrink * max(len(text) if set(text) <= _ALPHABET.keys() else len(text.encode()) for text in texts)
-    return shrink * max(len(text.replace("\u2581", " ").encode("utf-8", "replace")) for text in texts)
+            return 0
+    return shrink
+
+
+def _num_bytes(token: str, is_byte_level: bool) -> int:
+    if is_byte_level and all(char in _ALPHABET for char in token):
+        return len(token)
+    return len(token.replace("\u2581", " ").encode("utf-8", "replace"))
 
 
 def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:

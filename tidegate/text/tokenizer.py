@@ -25,7 +25,7 @@ import tokenizers
 
 from tidegate.config import ConfigError
 from tidegate.request import InvalidRequest
-from tidegate.text.token_bytes import TokenBytes, most_bytes_per_token
+from tidegate.text.token_bytes import LengthBound, TokenBytes
 from tidegate.text.tokenizer_spec import TokenizerSpec, spec_from_folder, spec_from_gguf
 
 _LONG_TEXT = 10_000
@@ -53,7 +53,7 @@ class Tokenizer:
         longest_first = sorted(specials, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._bytes = TokenBytes(spec.model, source)
-        self._most_bytes = most_bytes_per_token(spec.model)
+        self._length_bound = LengthBound(spec.model)
         self._bos_id = spec.bos_id
         self._eos_ids = spec.eos_ids
         self.chat_template = spec.chat_template
@@ -69,7 +69,9 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: Path) -> Self:
-        """A GGUF file, or a folder with a tokenizer.json or else one GGUF file. Raises ConfigError."""
+        """A GGUF file, a tokenizer.json, or a folder that holds one of these. Raises ConfigError."""
+        if path.name == "tokenizer.json":
+            return cls.from_folder(path.parent)
         if not path.is_dir():
             return cls.from_gguf(path)
         if (path / "tokenizer.json").is_file():
@@ -112,12 +114,9 @@ class Tokenizer:
         tokenizer = self._reference if parse_special else self._guarded
         return _encode(tokenizer, text, add_special_tokens, param)
 
-    def min_num_tokens(self, num_bytes: int) -> int:
-        """The least tokens that so many bytes of UTF-8 text can become, to refuse what is too long unencoded.
-
-        0 when the tokenizer may drop or merge text without bound.
-        """
-        return -(-num_bytes // self._most_bytes) if self._most_bytes else 0
+    def min_num_tokens(self, text: str) -> int:
+        """A number of tokens that `text` certainly reaches, to refuse what is far too long without encoding it."""
+        return self._length_bound.min_num_tokens(text)
 
     def split_special(self, text: str) -> list[Segment]:
         """Cut text at special tokens, leftmost and longest first."""
