@@ -169,6 +169,8 @@ class Engine:
         num_tokens = len(row.token_ids)
         state.num_computed += num_tokens
         self.scheduler.publish(state, now)
+        if row.samples:
+            self.scheduler.offer_tail(state)
         if state.first_token_s < 0.0:
             state.own_prefill_s += (now - self._step_start_s) * self._own_share(plan, num_tokens)
         if row.prompt_logprobs is not None and result.prompt_logprobs is not None:

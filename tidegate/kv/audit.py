@@ -29,6 +29,8 @@ def audit(pool: BlockPool, holdings: Iterable[list[int]]) -> None:
         raise AuditError(f"blocks {sorted(overlap)[:8]} are free and held")
     if cached_free := [block_id for block_id in free if block_id in pool.cache]:
         raise AuditError(f"blocks {cached_free[:8]} are free and published")
+    if stale := [block_id for block_id in free if block_id in pool.cache.tails]:
+        raise AuditError(f"blocks {stale[:8]} are free and offered for copying")
     if len(held) != pool.num_held:
         raise AuditError(f"{len(held)} blocks are held, the pool counts {pool.num_held}")
     if pool.num_free + pool.num_cached + pool.num_held != pool.num_blocks:

@@ -24,6 +24,10 @@ def extend_block_hashes(hashes: list[bytes], root: bytes, token_ids: list[int], 
     """Append the hashes of the full blocks of `token_ids` that `hashes` does not have yet, in place."""
     parent = hashes[-1] if hashes else root
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
-        block = array("i", token_ids[start : start + block_size]).tobytes()
-        parent = blake2b(block, digest_size=DIGEST_SIZE, key=parent).digest()
+        parent = block_hash(parent, token_ids[start : start + block_size])
         hashes.append(parent)
+
+
+def block_hash(parent: bytes, token_ids: list[int]) -> bytes:
+    """The name of these tokens (a block's, or fewer) after the prefix named `parent`."""
+    return blake2b(array("i", token_ids).tobytes(), digest_size=DIGEST_SIZE, key=parent).digest()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tidegate.kv.eviction import POLICIES, PolicyName
-from tidegate.kv.prefix_cache import NO_BLOCK, PrefixCache
+from tidegate.kv.prefix_cache import NO_BLOCK, BlockContent, PrefixCache
 
 AGE_BUCKETS_S = (1.0, 10.0, 60.0, 600.0)
 """Upper bounds of the classes that hits are counted in, by how long the block had been unused; the last is open."""
@@ -96,14 +96,12 @@ class BlockPool:
         for block_id in block_ids:
             self._num_holders[block_id] += 1
 
-    def publish(
-        self, block_id: int, block_hash: bytes, parent_id: int, *, sharer: str, priority: int, now: float
-    ) -> int:
+    def publish(self, block_id: int, content: BlockContent, *, sharer: str, priority: int, now: float) -> int:
         """Make a held, computed block findable. Where another block already has this content, the holder changes over
         to that one (its id is returned) and this one is freed, so that content is kept once and chains stay whole."""
-        existing = self.cache.find(block_hash)
+        existing = self.cache.find(content.hash)
         if existing is None:
-            self.cache.insert(block_id, block_hash, parent_id, sharer=sharer, priority=priority, now=now)
+            self.cache.insert(block_id, content, sharer=sharer, priority=priority, now=now)
             return block_id
         if existing != block_id:
             self.hold([existing], now, sharer=sharer, priority=priority)
@@ -124,6 +122,7 @@ class BlockPool:
             if block_id in self.cache:
                 self.cache.retire(block_id, now)
             else:
+                self.cache.tails.remove(block_id)
                 self._free.append(block_id)
 
     def expire(self, block_ids: list[int], now: float) -> int:
@@ -141,4 +140,4 @@ class BlockPool:
         return list(self._free)
 
 
-__all__ = ["AGE_BUCKETS_S", "NO_BLOCK", "BlockPool", "PoolStats"]
+__all__ = ["AGE_BUCKETS_S", "NO_BLOCK", "BlockContent", "BlockPool", "PoolStats"]

@@ -1,6 +1,8 @@
 """Which block holds which content, and in which order unheld ones are given up.
 
 Owns: the table from block hash to block id, and the candidates for eviction. Never: free lists or holders (BlockPool).
+Full blocks are shared. The start of a block that goes on differently, or of the last, partial block of a prefix, is
+found by its tokens (kv/tails.py) and copied, so that hits are as fine as tokens.
 
 The published blocks form a forest: a block's parent is the one before it in its prefix. Whoever holds a block holds
 its parents too, so an unheld block has unheld children only, and giving up unheld leaves first reaches every unheld
@@ -14,14 +16,28 @@ block without ever leaving an orphan.
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 from tidegate.kv.eviction import CachedBlock, EvictionPolicy
+from tidegate.kv.tails import TailIndex
 
 NO_BLOCK = -1
 
 
+@dataclass(frozen=True, slots=True)
+class BlockContent:
+    """What a computed block holds: its hash, the block before it in its prefix, and its tokens (fewer than a block
+    has room for in the last one of a prefix)."""
+
+    hash: bytes
+    parent_hash: bytes
+    parent_id: int
+    token_ids: list[int]
+
+
 class PrefixCache:
     def __init__(self, policy: EvictionPolicy) -> None:
+        self.tails = TailIndex()
         self._policy = policy
         self._block_of: dict[bytes, int] = {}
         self._cached: dict[int, CachedBlock] = {}
@@ -55,10 +71,10 @@ class PrefixCache:
             found.append(block_id)
         return found
 
-    def insert(
-        self, block_id: int, block_hash: bytes, parent_id: int, *, sharer: str, priority: int, now: float
-    ) -> None:
+    def insert(self, block_id: int, content: BlockContent, *, sharer: str, priority: int, now: float) -> None:
         """Publish a held block whose content has been computed. Its parent must be published (or NO_BLOCK)."""
+        parent_id, block_hash = content.parent_id, content.hash
+        self.tails.add(block_id, content.parent_hash, content.token_ids)
         parent = self._cached.get(parent_id)
         if parent is not None:
             parent.num_children += 1
@@ -121,6 +137,7 @@ class PrefixCache:
     def _remove(self, block_id: int) -> None:
         block = self._cached.pop(block_id)
         del self._block_of[block.hash]
+        self.tails.remove(block_id)
         self._unheld.discard(block_id)
         self._stamp.pop(block_id, None)
         parent = self._cached.get(block.parent_id)

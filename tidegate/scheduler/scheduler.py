@@ -13,14 +13,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.config import CacheConfig, SchedulerConfig
-from tidegate.kv.block_hash import extend_block_hashes
-from tidegate.kv.block_pool import NO_BLOCK, BlockPool
+from tidegate.kv.block_hash import block_hash, extend_block_hashes
+from tidegate.kv.block_pool import NO_BLOCK, BlockContent, BlockPool
 from tidegate.request import Phase
 from tidegate.scheduler.output_length import OutputLength, peak_growth
 from tidegate.scheduler.preemption import choose_victim
 from tidegate.scheduler.state import RequestState
 from tidegate.scheduler.step import SampleSpec, StepPlan, StepRow
 from tidegate.scheduler.waiting import WaitingStates
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    """Cached blocks to share, and a block whose first num_tail_tokens are to be copied."""
+
+    block_ids: list[int]
+    tail_id: int
+    num_tail_tokens: int
 
 
 @dataclass(slots=True)
@@ -158,32 +167,39 @@ class Scheduler:
         """Give a slot and blocks to the first waiting state that need not wait for another's prefill. None when there
         is none, or when it has to wait for blocks (those behind it do not overtake it)."""
         while (state := self.waiting.peek()) is not None:
-            cached = self._match(state)
-            missing = self._first_missing_hash(state, len(cached))
+            hit = self._match(state)
+            missing = self._first_missing_hash(state, len(hit.block_ids))
             if missing is not None and missing in self._computing:
                 self.waiting.park(missing)
                 continue
-            if not self._reserve(state, cached, now):
+            if not self._reserve(state, hit, now):
                 return None
             self.waiting.pop()
-            self._join(state, len(cached))
+            self._join(state, hit)
             return state
         return None
 
-    def _match(self, state: RequestState) -> list[int]:
-        """Cached blocks that the state can start from. The last token is always computed: its logits are needed."""
+    def _match(self, state: RequestState) -> _Hit:
+        """What the state can start from. Its last token is always computed: its logits are needed."""
         if not self.enable_prefix_caching or state.params.prompt_logprobs is not None:
-            return []
-        extend_block_hashes(state.block_hashes, state.root_hash, state.token_ids, self.block_size)
-        return self.pool.cache.match(state.block_hashes, (len(state.token_ids) - 1) // self.block_size)
+            return _Hit([], NO_BLOCK, 0)
+        tokens, block_size = state.token_ids, self.block_size
+        extend_block_hashes(state.block_hashes, state.root_hash, tokens, block_size)
+        block_ids = self.pool.cache.match(state.block_hashes, (len(tokens) - 1) // block_size)
+        start = len(block_ids) * block_size
+        parent_hash = state.block_hashes[len(block_ids) - 1] if block_ids else state.root_hash
+        tail = tokens[start : min(start + block_size, len(tokens) - 1)]
+        tail_id, num_tail_tokens = self.pool.cache.tails.match(parent_hash, tail)
+        return _Hit(block_ids, tail_id, num_tail_tokens)
 
     def _first_missing_hash(self, state: RequestState, num_cached_blocks: int) -> bytes | None:
         if num_cached_blocks < min(len(state.block_hashes), (len(state.token_ids) - 1) // self.block_size):
             return state.block_hashes[num_cached_blocks]
         return None
 
-    def _reserve(self, state: RequestState, cached: list[int], now: float) -> bool:
+    def _reserve(self, state: RequestState, hit: _Hit, now: float) -> bool:
         """Hold the cached blocks and allocate the others; all or nothing."""
+        cached = hit.block_ids
         num_tokens = min(len(state.token_ids) + 1, max(len(state.token_ids), state.max_total_tokens - 1))
         num_new = -(-num_tokens // self.block_size) - len(cached)
         num_unheld_hits = sum(self.pool.num_holders(block_id) == 0 for block_id in cached)
@@ -198,6 +214,9 @@ class Scheduler:
         if new is None:
             raise RuntimeError(f"{num_new} blocks were available and are not")
         state.block_ids = cached + new
+        if hit.num_tail_tokens:
+            # Even if `new` has just evicted the source: copies are done before anything is computed.
+            self.block_copies.append((hit.tail_id, new[0]))
         return True
 
     def _leaves_room_to_grow(self, num_left: int) -> bool:
@@ -214,9 +233,10 @@ class Scheduler:
         cap = state.max_total_tokens - state.num_prompt_tokens
         return self.output_length.expected_remaining(state.num_output_tokens, cap)
 
-    def _join(self, state: RequestState, num_cached_blocks: int) -> None:
+    def _join(self, state: RequestState, hit: _Hit) -> None:
+        num_cached_blocks = len(hit.block_ids)
         state.phase = Phase.RUNNING
-        state.num_computed = num_cached_blocks * self.block_size
+        state.num_computed = num_cached_blocks * self.block_size + hit.num_tail_tokens
         state.num_published = num_cached_blocks
         state.num_since_resume = 0
         if state.num_cached_tokens < 0:
@@ -225,8 +245,8 @@ class Scheduler:
         self._max_blocks_running += self._max_blocks(state)
         if self._growth is not None:  # close enough until the next step computes it anew
             self._growth += self._expected_remaining(state) / self.block_size
-        for block_hash in state.block_hashes[num_cached_blocks:]:
-            self._computing.setdefault(block_hash, state.row_id)
+        for name in state.block_hashes[num_cached_blocks:]:
+            self._computing.setdefault(name, state.row_id)
 
     # Leaving the batch, and what a computed step changes.
 
@@ -246,19 +266,38 @@ class Scheduler:
         if num_full <= state.num_published or not self.enable_prefix_caching:
             return
         extend_block_hashes(state.block_hashes, state.root_hash, state.token_ids, self.block_size)
-        blocks = state.block_ids
         for i in range(state.num_published, num_full):
-            parent_id = blocks[i - 1] if i else NO_BLOCK
-            blocks[i] = self.pool.publish(
-                blocks[i],
-                state.block_hashes[i],
-                parent_id,
-                sharer=state.sharer,
-                priority=state.request.priority,
-                now=now,
-            )
+            self._publish_block(state, i, state.block_hashes[i], now)
             self._computed(state, state.block_hashes[i])
         state.num_published = num_full
+
+    def publish_tail(self, state: RequestState, now: float) -> None:
+        """Put the computed part of its last block there too, for copying; done when the state lets go of it."""
+        num_full = state.num_computed // self.block_size
+        if state.num_computed % self.block_size and num_full == state.num_published and self.enable_prefix_caching:
+            tail = state.token_ids[num_full * self.block_size : state.num_computed]
+            self._publish_block(state, num_full, block_hash(self._parent_hash(state, num_full), tail), now)
+
+    def offer_tail(self, state: RequestState) -> None:
+        """Let others copy the computed part of the last block of a running state: the end of a prompt."""
+        num_full = state.num_computed // self.block_size
+        if state.num_computed % self.block_size and num_full == state.num_published and self.enable_prefix_caching:
+            tail = state.token_ids[num_full * self.block_size : state.num_computed]
+            self.pool.cache.tails.add(state.block_ids[num_full], self._parent_hash(state, num_full), tail)
+
+    def _publish_block(self, state: RequestState, i: int, name: bytes, now: float) -> None:
+        blocks, start = state.block_ids, i * self.block_size
+        content = BlockContent(
+            hash=name,
+            parent_hash=self._parent_hash(state, i),
+            parent_id=blocks[i - 1] if i else NO_BLOCK,
+            token_ids=state.token_ids[start : min(start + self.block_size, state.num_computed)],
+        )
+        self.pool.cache.tails.remove(blocks[i])
+        blocks[i] = self.pool.publish(blocks[i], content, sharer=state.sharer, priority=state.request.priority, now=now)
+
+    def _parent_hash(self, state: RequestState, i: int) -> bytes:
+        return state.block_hashes[i - 1] if i else state.root_hash
 
     def preempt(self, state: RequestState, now: float) -> None:
         """Take everything from a running state; it waits at its old place and replays what it had."""
@@ -286,9 +325,11 @@ class Scheduler:
     def _leave(self, state: RequestState, now: float) -> None:
         if self.prefilling.pop(state.row_id, None) or self.decoding.pop(state.row_id, None):
             self._max_blocks_running -= self._max_blocks(state)
+        if state.block_ids:
+            self.publish_tail(state, now)
         self.pool.release(state.block_ids, now)
-        for block_hash in state.block_hashes[state.num_published :]:
-            self._computed(state, block_hash)
+        for name in state.block_hashes[state.num_published :]:
+            self._computed(state, name)
         state.block_ids = []
         state.num_computed = 0
         state.num_published = 0
@@ -296,8 +337,8 @@ class Scheduler:
     def _max_blocks(self, state: RequestState) -> int:
         return -(-(state.max_total_tokens - 1) // self.block_size)
 
-    def _computed(self, state: RequestState, block_hash: bytes) -> None:
+    def _computed(self, state: RequestState, name: bytes) -> None:
         """`state` has computed this block, or will not: whoever waited for it can go on."""
-        if self._computing.get(block_hash) == state.row_id:
-            del self._computing[block_hash]
-            self.waiting.wake(block_hash)
+        if self._computing.get(name) == state.row_id:
+            del self._computing[name]
+            self.waiting.wake(name)
