@@ -6,10 +6,6 @@ Never does: any change to the logits it is given.
     logits ── logprobs are read here ──> edits (penalties, bias, masks) ──> temperature 0: argmax, lowest id of equals
                                                                        └──> min_p, top_k, top_p, then the draw
 
-The filters apply in that order, each to the distribution that the one before left, after temperature. Each keeps every
-token whose logit reaches a bar: tokens equal to the last one kept are kept too, so no filter depends on ids or order.
-The draw is the argmax of logit + T * Gumbel noise (sampler_noise), and a filter does not change the survivors' noise.
-
 A row is defined for any input: NaN counts as -inf, +inf as the largest float.
 """
 
@@ -20,15 +16,15 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from tidegate.executor.sampler_draw import Drawer
 from tidegate.executor.sampler_edits import LogitEdits
 from tidegate.executor.sampler_groups import FloatRow, VocabGroups
 from tidegate.executor.sampler_logprobs import LogprobReader
-from tidegate.executor.sampler_noise import Noise
-from tidegate.request import SamplingParams, TokenLogprobs
+from tidegate.executor.sampler_noise import Noise, NoiseSource
+from tidegate.request import TokenLogprobs
 from tidegate.scheduler.step import SampleSpec
 
 _LARGEST = float(np.finfo(np.float32).max)
-_LEAST_TEMPERATURE = 1e-30
 
 
 class Sampler:
@@ -40,6 +36,8 @@ class Sampler:
         self._vocab_size = vocab_size
         self._groups = VocabGroups(vocab_size)
         self._edits = LogitEdits(vocab_size)
+        self._noise = NoiseSource(self._groups.num_groups)
+        self._drawer = Drawer(self._groups)
         self._logprobs = LogprobReader(self._groups)
 
     def sample(
@@ -53,9 +51,11 @@ class Sampler:
             raise ValueError(f"{len(specs)} samples of {self._vocab_size} logits, but shape {logits.shape}")
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
+        noises = self._noise.of_draws([(spec.seed, spec.position) for spec in specs if not _is_greedy(spec)])
         with np.errstate(all="ignore"):
             for row, spec in zip(logits, specs, strict=True):
-                token_id, entry = self._sample_row(row, spec)
+                noise = None if _is_greedy(spec) else next(noises)
+                token_id, entry = self._sample_row(row, spec, noise)
                 token_ids.append(token_id)
                 logprobs.append(entry)
         self._edits.end_step()
@@ -73,28 +73,34 @@ class Sampler:
                 for row, token_id in zip(logits, token_ids, strict=True)
             ]
 
-    def _sample_row(self, row: FloatRow, spec: SampleSpec) -> tuple[int, TokenLogprobs | None]:
+    def _sample_row(self, row: FloatRow, spec: SampleSpec, noise: Noise | None) -> tuple[int, TokenLogprobs | None]:
+        """The row's token: greedy without noise, drawn with it."""
         params = spec.params
-        is_greedy = params.temperature == 0.0 or params.top_k == 1
         is_edited = self._edits.needed(spec)
-        if is_greedy and not is_edited and params.logprobs is None:
+        if noise is None and not is_edited and params.logprobs is None:
             token_id = int(row.argmax())
             if not math.isnan(row[token_id]):
                 return token_id, None
-        row, peaks = self._cleaned(row)
-        raw_row, raw_peaks = row, peaks
-        if is_edited:
-            row = self._edits.apply(row, spec)
-            peaks = self._groups.peaks(row)
+        wanted, peaks = self._edited(row, spec) if is_edited else self._cleaned(row)
         if float(peaks.max()) == -math.inf:
-            token_id = self._edits.fallback(raw_row, params)
-        elif is_greedy:
-            token_id = int(row.argmax())
+            token_id = self._edits.fallback(self._cleaned(row)[0], params)
+        elif noise is None:
+            token_id = int(wanted.argmax())
         else:
-            token_id = self._draw(row, peaks, spec)
+            token_id = self._drawer.draw(wanted, peaks, params, noise)
         if params.logprobs is None:
             return token_id, None
+        raw_row, raw_peaks = self._cleaned(row) if is_edited else (wanted, peaks)
         return token_id, self._logprobs.read(raw_row, raw_peaks, token_id, params.logprobs)
+
+    def _edited(self, row: FloatRow, spec: SampleSpec) -> tuple[FloatRow, FloatRow]:
+        """The row with the request's edits, and its group maxima. NaN and +inf do not survive, as in _cleaned."""
+        edited = self._edits.apply(row, spec)
+        peaks = self._groups.peaks(edited)
+        if not float(peaks.max()) < math.inf:
+            edited = self._edits.apply(self._cleaned(row)[0], spec)
+            peaks = self._groups.peaks(edited)
+        return edited, peaks
 
     def _cleaned(self, row: FloatRow) -> tuple[FloatRow, FloatRow]:
         """The row without NaN and +inf, itself where it has none, and its group maxima."""
@@ -104,65 +110,7 @@ class Sampler:
         row = np.nan_to_num(row, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
         return row, self._groups.peaks(row)
 
-    def _draw(self, row: FloatRow, peaks: FloatRow, spec: SampleSpec) -> int:
-        """The token with the best logit + T * noise among those that the filters keep. Some logit is above -inf.
 
-        top_p needs no sorted vocabulary: the token that wins among all is also the one that wins in the nucleus, if it
-        is in it. If not, then everything up to its logit is outside, and the draw goes on among the tokens above.
-        """
-        params = spec.params
-        noise = Noise(spec.seed, spec.position, self._groups.num_groups)
-        floor = self._floor(row, peaks, params)
-        if params.top_p >= 1.0:
-            return self._race(row, peaks, params.temperature, floor, noise)
-        nucleus_mass = params.top_p * self._mass(row, peaks, params.temperature, floor)
-        while True:
-            token_id = self._race(row, peaks, params.temperature, floor, noise)
-            above = float(np.nextafter(row[token_id], np.float32(np.inf)))
-            if self._mass(row, peaks, params.temperature, above) < nucleus_mass:
-                return token_id
-            floor = above
-
-    def _floor(self, row: FloatRow, peaks: FloatRow, params: SamplingParams) -> float:
-        """The least logit that min_p and top_k keep."""
-        floor = -math.inf
-        if params.min_p > 0.0:
-            least = float(peaks.max()) + params.temperature * math.log(params.min_p)
-            floor = min(least, float(peaks.max()))
-        if 0 < params.top_k < self._vocab_size:
-            floor = max(floor, self._groups.kth_largest(row, peaks, params.top_k))
-        return floor
-
-    def _mass(self, row: FloatRow, peaks: FloatRow, temperature: float, floor: float) -> float:
-        """Sum of exp((logit - largest logit) / T) over the tokens with at least `floor`."""
-        largest = peaks.max()
-        if floor > largest:
-            return 0.0
-        values = row if floor == -math.inf else row[self._groups.at_least(row, peaks, floor)]
-        scaled = values - largest
-        scaled *= np.float32(1.0 / max(temperature, _LEAST_TEMPERATURE))
-        return float(np.exp(scaled, out=scaled).sum())
-
-    def _race(self, row: FloatRow, peaks: FloatRow, temperature: float, floor: float, noise: Noise) -> int:
-        """argmax(logit + T * noise) over the tokens with at least `floor`; the lowest id of equals.
-
-        A group's best logit and best noise bound all its tokens: groups below what one group reaches are out.
-        """
-        bounds = peaks + temperature * noise.group_gumbels
-        if floor > -math.inf:
-            bounds[peaks < floor] = -np.inf
-        _, best = self._best_of(row, np.array([bounds.argmax()]), temperature, floor, noise)
-        token_id, _ = self._best_of(row, np.flatnonzero(bounds >= best), temperature, floor, noise)
-        return token_id
-
-    def _best_of(
-        self, row: FloatRow, group_ids: npt.NDArray[np.int64], temperature: float, floor: float, noise: Noise
-    ) -> tuple[int, float]:
-        token_ids = self._groups.members(group_ids)
-        values = row[token_ids]
-        if floor > -math.inf:
-            kept = values >= floor
-            token_ids, values = token_ids[kept], values[kept]
-        scores = values + temperature * noise.gumbels(token_ids)
-        best = float(scores.max())
-        return int(token_ids[scores == best].min()), best
+def _is_greedy(spec: SampleSpec) -> bool:
+    """top_k 1 is greedy too, so that it gives one answer where logits are equal."""
+    return spec.params.temperature == 0.0 or spec.params.top_k == 1

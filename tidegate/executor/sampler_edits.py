@@ -43,7 +43,7 @@ class LogitEdits:
         )
 
     def apply(self, row: FloatRow, spec: SampleSpec) -> FloatRow:
-        """The row as this request wants it, in a buffer that the next call overwrites. `row` holds no NaN or +inf."""
+        """The row as this request wants it, in a buffer that the next call overwrites. NaN stays NaN."""
         params = spec.params
         edited = self._row
         np.copyto(edited, row)

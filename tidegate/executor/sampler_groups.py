@@ -22,15 +22,7 @@ Ids = npt.NDArray[np.int64]
 GROUP_SIZE = 32
 GROUP_STRIDE = 512
 _CHUNK = GROUP_SIZE * GROUP_STRIDE
-
-
-def group_of(token_ids: Ids) -> Ids:
-    return (token_ids // _CHUNK) * GROUP_STRIDE + token_ids % GROUP_STRIDE
-
-
-def member_of(token_ids: Ids) -> Ids:
-    """Which of its group's 32 places a token has."""
-    return token_ids // GROUP_STRIDE % GROUP_SIZE
+_LEAST_TEMPERATURE = 1e-30  # its inverse is still a float32
 
 
 class VocabGroups:
@@ -41,9 +33,11 @@ class VocabGroups:
         num_chunks, tail = divmod(vocab_size, _CHUNK)
         self._num_full_groups = num_chunks * GROUP_STRIDE
         self._num_full_tokens = num_chunks * _CHUNK
+        self._is_ragged = tail > 0
         self.num_groups = self._num_full_groups + min(tail, GROUP_STRIDE)
         group_ids = np.arange(self.num_groups, dtype=np.int64)
         self._first_ids = (group_ids // GROUP_STRIDE) * _CHUNK + group_ids % GROUP_STRIDE
+        self._scratch = np.empty(vocab_size, dtype=np.float32)
         self._steps = np.arange(GROUP_SIZE, dtype=np.int64) * GROUP_STRIDE
 
     def peaks(self, row: FloatRow) -> FloatRow:
@@ -63,20 +57,39 @@ class VocabGroups:
             tail_peaks[:] = rest
         return peaks
 
-    def members(self, group_ids: Ids) -> Ids:
-        """All tokens of some groups, flat."""
-        token_ids = (self._first_ids[group_ids][:, None] + self._steps).ravel()
-        if self.vocab_size == self._num_full_tokens:
-            return token_ids
-        return token_ids[token_ids < self.vocab_size]
+    def members(self, row: FloatRow, group_ids: Ids) -> tuple[Ids, FloatRow]:
+        """Ids and logits of all tokens of some groups, both [len(group_ids), 32]; -inf where a place has no token."""
+        token_ids = self._first_ids[group_ids][:, None] + self._steps
+        if not self._is_ragged:
+            return token_ids, row[token_ids]
+        logits = row.take(token_ids, mode="clip")
+        logits[token_ids >= self.vocab_size] = -np.inf
+        return token_ids, logits
+
+    def logits_at(self, row: FloatRow, places: Ids) -> FloatRow:
+        """The logit at one place (0 to 31) of each group, [num_groups]; -inf where it has no token."""
+        token_ids = places * GROUP_STRIDE
+        token_ids += self._first_ids
+        if not self._is_ragged:
+            return row[token_ids]
+        logits = row.take(token_ids, mode="clip")
+        logits[token_ids >= self.vocab_size] = -np.inf
+        return logits
 
     def at_least(self, row: FloatRow, peaks: FloatRow, floor: float) -> Ids:
         """The tokens whose logit is `floor` or more, in an order that depends on the row alone."""
         group_ids = np.flatnonzero(peaks >= floor)
-        if 4 * group_ids.size > self.num_groups:
+        if floor == -np.inf or 4 * group_ids.size > self.num_groups:
             return np.flatnonzero(row >= floor)
-        token_ids = self.members(group_ids)
-        return token_ids[row[token_ids] >= floor]
+        token_ids, logits = self.members(row, group_ids)
+        return token_ids[logits >= floor]
+
+    def sum_exp(self, logits: FloatRow, largest: float, temperature: float = 1.0) -> float:
+        """Sum of exp((logit - largest) / T) over at most a row of logits; `largest` is finite."""
+        scaled = np.subtract(logits, np.float32(largest), out=self._scratch[: logits.size])
+        if temperature != 1.0:
+            scaled *= np.float32(1.0 / max(temperature, _LEAST_TEMPERATURE))
+        return float(np.exp(scaled, out=scaled).sum())
 
     def kth_largest(self, row: FloatRow, peaks: FloatRow, k: int) -> float:
         """The k-th largest logit of the row (k >= 1), counting equal ones apart; -inf when there are fewer."""

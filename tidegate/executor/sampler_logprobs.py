@@ -21,14 +21,14 @@ LEAST_LOGPROB = -9999.0
 class LogprobReader:
     def __init__(self, groups: VocabGroups) -> None:
         self._groups = groups
-        self._scratch = np.empty(groups.vocab_size, dtype=np.float32)
 
     def read(self, row: FloatRow, peaks: FloatRow, token_id: int, num_top: int) -> TokenLogprobs:
         """Of one token and the `num_top` most likely ones, best first, equal ones by id.
 
         `row` holds no NaN or +inf, and `peaks` are its group maxima. A token outside the vocabulary has LEAST_LOGPROB.
         """
-        log_total = self._log_total(row, float(peaks.max()))
+        largest = float(peaks.max())
+        log_total = largest + math.log(self._groups.sum_exp(row, largest)) if largest > -math.inf else 0.0
         top: list[tuple[int, float]] = []
         if num_top > 0:
             floor = self._groups.kth_largest(row, peaks, min(num_top, row.size))
@@ -38,13 +38,6 @@ class LogprobReader:
         known = 0 <= token_id < row.size
         logprob = _logprob(float(row[token_id]), log_total) if known else LEAST_LOGPROB
         return TokenLogprobs(token_id, logprob, tuple(top))
-
-    def _log_total(self, row: FloatRow, largest: float) -> float:
-        if largest == -math.inf:
-            return 0.0
-        np.subtract(row, np.float32(largest), out=self._scratch)
-        np.exp(self._scratch, out=self._scratch)
-        return largest + math.log(float(self._scratch.sum()))
 
 
 def _logprob(logit: float, log_total: float) -> float:

@@ -1,21 +1,25 @@
 """The randomness of sampling: Gumbel noise that is a pure function of (seed, position, token id).
 
-Owns: the hash, and how noise is made of it. Holds no state that a draw changes, so that a token depends on nothing but
-(seed, position, logits): not on the batch, nor on which other tokens may be drawn.
+Owns: the hash, and how noise is made of it. Nothing else enters, so that a token depends on (seed, position, logits)
+alone: not on the batch, nor on which other tokens may be drawn, nor on the size of the vocabulary.
 
 argmax(logit / T + Gumbel noise) draws from softmax(logit / T). Gumbel noise is -log(E) with E exponential, and
 exponentials have no memory: of 32 of them, the least is exponential with a 32nd of the mean, each of the 32 is equally
 likely to be it, and the others exceed it by fresh exponentials. So the noise of a group of 32 tokens is made from the
-top: one hash gives the group's least exponential and which token has it; the other tokens' own hashes are only
-computed where a token can still win. The 32 values are exactly independent all the same.
+top: one hash gives the group's least exponential and its leader, the token that has it; the other tokens' own hashes
+are only computed where a token can still win. The 32 values are exactly independent all the same.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.executor.sampler_groups import GROUP_SIZE, Ids, group_of, member_of
+from tidegate.executor.sampler_groups import GROUP_SIZE, Ids
 
 FloatNoise = npt.NDArray[np.float64]
 _Words = npt.NDArray[np.uint64]
@@ -25,10 +29,67 @@ _STEP = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: distinct indexes give d
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _TOKEN_STREAM = 0xD1B54A32D192ED03
+_DRAWS_AT_ONCE = 16  # few calls a draw, yet all of it stays in a core's cache
+_ROUNDING = 2e-5  # more than float32 arithmetic on logarithms of this size can be off
+
+
+@dataclass(slots=True)
+class Noise:
+    """The noise of one draw: bounds for each group, and exact values where asked. Arrays are [num_groups]."""
+
+    words: _Words
+    leaders: Ids
+    """Which of its 32 places has a group's least exponential."""
+    log_least: npt.NDArray[np.float32]
+    """At most the logarithm of a group's least exponential, and close to it where that is small (where it matters)."""
+    token_key: np.uint64
+
+    def log_exponentials(self, token_ids: Ids, group_ids: Ids, places: Ids) -> FloatNoise:
+        """Minus the Gumbel noise of some tokens, each given with its group and its place there."""
+        token_words = token_ids.astype(np.uint64)
+        token_words *= np.uint64(_STEP)
+        token_words += self.token_key
+        group_words = self.words[group_ids]
+        both = _exponentials(np.concatenate((group_words, _mix_words(token_words))))
+        exponentials, excesses = both[: token_ids.size], both[token_ids.size :]
+        exponentials *= 1.0 / GROUP_SIZE
+        excesses[self.leaders[group_ids] == places] = 0.0
+        exponentials += excesses
+        return np.log(exponentials, out=exponentials)
+
+    def log_least_of(self, group_id: int) -> float:
+        """The logarithm of one group's least exponential."""
+        return math.log(-math.log1p(-((int(self.words[group_id]) >> 12) + 0.5) * 2.0**-52) / GROUP_SIZE)
+
+
+class NoiseSource:
+    """Makes the noise of draws, for a vocabulary of `num_groups` groups."""
+
+    def __init__(self, num_groups: int) -> None:
+        self._group_steps = np.arange(num_groups, dtype=np.uint64) * np.uint64(_STEP)
+
+    def of_draws(self, draws: Sequence[tuple[int, int]]) -> Iterator[Noise]:
+        """One Noise for each (seed, position), in order. Seeds are taken modulo 2**64."""
+        for start in range(0, len(draws), _DRAWS_AT_ONCE):
+            yield from self._of_some(draws[start : start + _DRAWS_AT_ONCE])
+
+    def _of_some(self, draws: Sequence[tuple[int, int]]) -> Iterator[Noise]:
+        keys = [_mix((_mix((seed + _STEP) & _MASK) + position * _STEP) & _MASK) for seed, position in draws]
+        words = _mix_words(self._group_steps + np.array(keys, dtype=np.uint64)[:, None])
+        # The lowest bits of a word are not in its exponential, so they are free to choose the leader.
+        leaders = (words & np.uint64(GROUP_SIZE - 1)).view(np.int64)
+        # -log(1 - v) >= v. The top 32 bits round v down; where they are all 0, v is still at least 2**-53.
+        log_least = (words >> np.uint64(32)).view(np.int64).astype(np.float32)
+        np.maximum(log_least, np.float32(2.0**-21), out=log_least)
+        np.log(log_least, out=log_least)
+        log_least -= np.float32(32 * math.log(2.0) + math.log(GROUP_SIZE) + _ROUNDING)
+        for index, key in enumerate(keys):
+            token_key = np.uint64(_mix(key ^ _TOKEN_STREAM))
+            yield Noise(words[index], leaders[index], log_least[index], token_key)
 
 
 def _mix(word: int) -> int:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit words that passes BigCrush."""
+    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014), a bijection of 64-bit words."""
     word = (word ^ (word >> 30)) * _MIX_1 & _MASK
     word = (word ^ (word >> 27)) * _MIX_2 & _MASK
     return word ^ (word >> 31)
@@ -48,36 +109,12 @@ def _mix_words(words: _Words) -> _Words:
 
 
 def _exponentials(words: _Words) -> FloatNoise:
-    """Exponentials of mean 1 from the top 52 bits: never 0, never infinite, since 0 < uniform < 1 strictly."""
-    uniform = (words >> np.uint64(12)).astype(np.float64)
-    uniform += 0.5
-    uniform *= 2.0**-52
-    np.log(uniform, out=uniform)
-    return np.negative(uniform, out=uniform)
+    """Exponentials of mean 1, -log(1 - v) with v uniform from the top 52 bits: finite and never 0.
 
-
-class Noise:
-    """The noise of one draw, for a vocabulary of `num_groups` groups. `seed` is any integer (taken modulo 2**64)."""
-
-    def __init__(self, seed: int, position: int, num_groups: int) -> None:
-        key = _mix((_mix((seed + _STEP) & _MASK) + position * _STEP) & _MASK)
-        self._group_key = np.uint64(key)
-        self._token_key = np.uint64(_mix(key ^ _TOKEN_STREAM))
-        self._words = self._group_words(np.arange(num_groups, dtype=np.uint64))
-        self._least = _exponentials(self._words)
-        self._least *= 1.0 / GROUP_SIZE
-        self.group_gumbels = -np.log(self._least)
-        """The largest noise within each group, [num_groups]."""
-
-    def _group_words(self, group_ids: _Words) -> _Words:
-        return _mix_words(group_ids * np.uint64(_STEP) + self._group_key)
-
-    def gumbels(self, token_ids: Ids) -> FloatNoise:
-        """The noise of some tokens."""
-        group_ids = group_of(token_ids)
-        others = _exponentials(_mix_words(token_ids.astype(np.uint64) * np.uint64(_STEP) + self._token_key))
-        # The lowest bits of a group's word are not in its exponential, so they are free to choose the place.
-        places = (self._words[group_ids] & np.uint64(GROUP_SIZE - 1)).astype(np.int64)
-        others[places == member_of(token_ids)] = 0.0
-        others += self._least[group_ids]
-        return -np.log(others)
+    The half keeps v off 0 and 1; 52 bits and a half are exact in a float64. Small ones, which win, are the finest.
+    """
+    uniforms = (words >> np.uint64(12)).view(np.int64).astype(np.float64)
+    uniforms += 0.5
+    uniforms *= -(2.0**-52)
+    np.log1p(uniforms, out=uniforms)
+    return np.negative(uniforms, out=uniforms)
