@@ -30,12 +30,19 @@ def resolve_model(spec: str, progress: bool = True) -> ModelSource:
             fetch.pull_model(model, progress), name=model.name, digest=model.gguf_sha256, progress=progress
         )
     path = Path(spec).expanduser()
-    if path.exists():
+    if _exists(path):
         return load_path(path, name=path.resolve().stem if path.is_file() else path.resolve().name, progress=progress)
     if is_repo_spec(spec):
         repo_name = spec.partition(":")[0].partition("/")[2]
         return load_path(fetch_repo(spec, progress), name=repo_name, progress=progress)
     raise ModelError(_not_found(spec))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # Too long for a path, or holding what no path can hold.
+        return False
 
 
 def load_path(path: Path, *, name: str, progress: bool = True) -> ModelSource:
@@ -70,6 +77,7 @@ def load_gguf(path: Path, *, name: str, digest: str = "", progress: bool = True)
     """A GGUF file, converted. `digest` is given where it is known already. Raises ModelError."""
     file = read_gguf(path)
     check_convertible(file)
+    read_architecture(file)  # What is wrong with it is told before the work of hashing and converting.
     if not digest:
         digest = _gguf_digest(path, name, progress)
     ir_path = convert_gguf(file, digest, name, progress)
