@@ -17,6 +17,8 @@ from tidegate.executor.sampler_groups import FloatRow, VocabGroups
 from tidegate.executor.sampler_noise import Noise
 from tidegate.request import SamplingParams
 
+_LOWEST = float(np.finfo(np.float32).min)
+
 
 class Drawer:
     def __init__(self, groups: VocabGroups) -> None:
@@ -80,6 +82,7 @@ class Drawer:
         best_leader = int((leader_logits - reach).argmax())
         slack = temperature * 1e-4
         best = float(leader_logits[best_leader]) - temperature * noise.log_least_of(best_leader) - slack
+        best = max(best, _LOWEST)  # no leader may be drawn: anything above -inf contends
         may_win = (peaks - largest) - reach >= best
         if floor > -math.inf:
             may_win &= peaks >= floor
