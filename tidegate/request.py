@@ -146,7 +146,8 @@ class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
     `request_id` is ours, never a client's. `max_tokens` is the resolved cap on output tokens (>= 1), and
     `stop_token_ids` the resolved set of ids that end a choice (end-of-sequence ids included unless ignored).
     `namespace` roots the block hashes; the server assigns it. `seed` is always set, so that a replay draws the same.
-    Choice i of n samples with seed + i. `priority` is the rank of its tier (lower is served first). `arrival_s` is when the first byte of the request was read.
+    Choice i of n samples with seed + i. `priority` is the rank of its tier (lower is served first), and `order_key` its
+    place among equals (lower is served first; the gate sets it). The objectives are None where there is none. `arrival_s` is when the first byte of the request was read.
     """
 
     request_id: str
@@ -160,6 +161,9 @@ class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
     tenant: str = ""
     tier: str = "default"
     priority: int = 0
+    order_key: float = 0.0
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
     session_id: str = ""
 
     @property

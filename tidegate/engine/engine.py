@@ -45,7 +45,7 @@ class Engine:
         self.info = info
         self.cost_model = cost_model or CostModel()
         self.pool = BlockPool(info.num_blocks, cache.eviction)
-        self.scheduler = Scheduler(self.pool, info.block_size, scheduler, cache)
+        self.scheduler = Scheduler(self.pool, info.block_size, scheduler, cache, self.cost_model)
         self._live: dict[str, _Live] = {}
         self._roots: dict[str, bytes] = {}
         self._plan: StepPlan | None = None

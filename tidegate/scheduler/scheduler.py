@@ -1,7 +1,7 @@
 """What the next step computes, and for whom.
 
-Each step: every running decode gets its token first; prefills go on, in the order they were admitted, within what is
-left of max_num_batched_tokens; then waiting states join while slots, blocks and budget allow. Blocks for all that a
+Each step: every running decode gets its token first; prefills go on, in their order, within what is left of
+max_num_batched_tokens and what the decodes' objectives allow (pacing.py); then waiting states join while slots, blocks and budget allow. Blocks for all that a
 state has, and its next token, are taken when it joins, so a prefill never stops for want of blocks; a decode that needs
 a block and finds none makes the worst placed state give way (preemption.py), which replays later from its old place.
 
@@ -13,11 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.config import CacheConfig, SchedulerConfig
+from tidegate.cost_model import CostModel
 from tidegate.kv.block_hash import block_hash, extend_block_hashes
 from tidegate.kv.block_pool import NO_BLOCK, BlockContent, BlockPool
 from tidegate.request import Phase
 from tidegate.scheduler.output_length import OutputLength, peak_growth
 from tidegate.scheduler.preemption import choose_victim
+from tidegate.scheduler.pacing import StepPacing
 from tidegate.scheduler.state import RequestState
 from tidegate.scheduler.step import SampleSpec, StepPlan, StepRow
 from tidegate.scheduler.waiting import WaitingStates
@@ -44,12 +46,24 @@ class SchedulerStats:
     num_finished_blocks: int = 0
 
 
+def _order(state: RequestState) -> tuple[int, float, int, int]:
+    return state.order
+
+
 class Scheduler:
-    def __init__(self, pool: BlockPool, block_size: int, scheduler: SchedulerConfig, cache: CacheConfig) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        scheduler: SchedulerConfig,
+        cache: CacheConfig,
+        cost_model: CostModel,
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.max_num_seqs = scheduler.max_num_seqs
         self.max_num_batched_tokens = scheduler.max_num_batched_tokens
+        self.step_pacing = StepPacing(cost_model) if scheduler.step == "adaptive" else None
         self.enable_prefix_caching = cache.enable_prefix_caching
         self.waiting = WaitingStates()
         # Running states by row_id, in order of admission: those that prefill, and those that decode.
@@ -76,8 +90,10 @@ class Scheduler:
         self._make_room_for_decodes(now)
         num_decode_rows, num_context_tokens = self._plan_decodes(rows, planned)
         budget = self.max_num_batched_tokens - num_decode_rows
+        if self.step_pacing is not None:
+            budget = min(budget, self.step_pacing.prefill_tokens(planned, num_context_tokens, now))
         num_prefill_tokens = 0
-        for state in self.prefilling.values():
+        for state in sorted(self.prefilling.values(), key=_order):
             if num_prefill_tokens >= budget:
                 break
             num_prefill_tokens += self._plan_prefill(state, budget - num_prefill_tokens, rows, planned)
@@ -99,7 +115,7 @@ class Scheduler:
         """Give each decode the block that its next position needs, at the expense of the worst placed."""
         block_size = self.block_size
         starved = [s for s in self.decoding.values() if s.num_computed >= len(s.block_ids) * block_size]
-        starved.sort(key=lambda state: state.order)
+        starved.sort(key=_order)
         for state in starved:
             while state.phase is Phase.RUNNING:
                 blocks = self.pool.allocate(1, now)

@@ -5,7 +5,7 @@
     blocks:   [b0][b1][b2][b3][b4]                       block_ids; the first num_published are in the prefix cache
 
 A state decodes when exactly one token is to be computed; until then it prefills (its prompt, or a replay after it was
-preempted). `order` is its place: (priority, arrival at this engine, choice), kept for life.
+preempted). `order` is its place: (priority, the gate's key, arrival at this engine, choice), kept for life.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class RequestState:
         "sharer",
         "stop_token_ids",
         "token_ids",
+        "tpot_slo_s",
     )
 
     def __init__(
@@ -50,7 +51,8 @@ class RequestState:
         self.index = index
         self.row_id = row_id
         self.root_hash = root_hash
-        self.order = (request.priority, arrival_id, index)
+        self.order = (request.priority, request.order_key, arrival_id, index)
+        self.tpot_slo_s = request.tpot_slo_s
         self.params: SamplingParams = request.params
         self.seed = request.seed + index
         self.sharer = request.session_id or request.request_id
@@ -83,7 +85,7 @@ class RequestState:
 
     def fork(self, index: int, row_id: int) -> RequestState:
         """Another choice of the same request, with the same prompt and no output yet. Takes no blocks."""
-        other = RequestState(self.request, index, row_id, self.order[1], self.root_hash, self.received_s)
+        other = RequestState(self.request, index, row_id, self.order[2], self.root_hash, self.received_s)
         other.block_hashes = self.block_hashes[: self.num_published]
         other.num_cached_tokens = self.num_cached_tokens
         other.scheduled_s = self.scheduled_s

@@ -14,7 +14,7 @@ from tidegate.scheduler.state import RequestState
 
 class WaitingStates:
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], RequestState]] = []
+        self._heap: list[tuple[tuple[int, float, int, int], RequestState]] = []
         self._parked: dict[bytes, list[RequestState]] = {}
         self._num_waiting = 0
         self._num_tokens = 0
