@@ -51,6 +51,11 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(tmp_path: Path, text: s
         assert word in message
 
 
+def test_a_setting_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'kv_memroy'; did you mean 'kv_memory'"):
+        load_config(None, {"kv_memroy": "1GiB"})
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read config file .*absent\.toml"):
         load_config(tmp_path / "absent.toml")

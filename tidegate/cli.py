@@ -189,8 +189,8 @@ def chat(
         int | None, typer.Option("--max-tokens", min=1, help="Most tokens an answer may have; default: the server's.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0.0, max=2.0, help="0 always takes the likeliest token.")
-    ] = None,
+        float, typer.Option("--temperature", min=0.0, max=2.0, help="0 always takes the likeliest token.")
+    ] = 0.2,
 ) -> None:
     """Talk to a running server. Ctrl-C stops an answer, Ctrl-D leaves."""
     from tidegate.terminal.chat import Chat

@@ -108,6 +108,11 @@ class CacheConfig(_Component):
 class SchedulerConfig(_Component):
     max_num_seqs: int = Field(16, ge=1, description="Slots: most requests that run in one batch.")
     max_num_batched_tokens: int = Field(512, ge=1, description="Most tokens computed in one step.")
+    step: Literal["adaptive", "fixed"] = Field(
+        "adaptive",
+        description="How much prefill a step takes along: what the running answers' TPOT objectives leave room for, or "
+        "always up to the step budget.",
+    )
 
 
 class WorkerConfig(_Component):
@@ -136,8 +141,8 @@ class Config(_Component):
     log: LogConfig = LogConfig()
 
 
-def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -> Config:
-    """Merge a TOML file and flags (flat names, None meaning not given) over the defaults. Raises ConfigError."""
+def load_config(path: Path | None = None, given: dict[str, Any] | None = None) -> Config:
+    """Merge a TOML file and given flags (flat names; None is not given) over the defaults. Raises ConfigError."""
     tables: dict[str, Any] = {}
     if path is not None:
         try:
@@ -146,9 +151,13 @@ def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -
             raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
-    for name, value in (flags or {}).items():
+    for name, value in (given or {}).items():
         if value is not None:
-            component = flag_component(name)
+            try:
+                component = flag_component(name)
+            except KeyError:
+                known = sorted(flag.name for flag in flags())
+                raise ConfigError(f"unknown setting '{name}'; {_did_you_mean(name, known)}") from None
             table = tables.setdefault(component, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"config key '{component}' must be a table, [{component}]")
@@ -250,10 +259,12 @@ def _describe(error: ValidationError) -> str:
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
         parent: Any = Config if len(path) == 1 else Config.model_fields[path[0]].annotation
-        known = sorted(parent.model_fields)
-        close = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
-        return f"unknown config key '{where}'; {hint}"
+        return f"unknown config key '{where}'; {_did_you_mean(path[-1], sorted(parent.model_fields))}"
     message = first["msg"].removeprefix("Value error, ")
     flag = f" ({flag_name(path[-1])})" if len(path) == 2 else ""
     return f"config key '{where}'{flag}: {message}, not {first['input']!r}"
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"

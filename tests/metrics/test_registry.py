@@ -111,8 +111,9 @@ def test_buckets_are_cumulative_and_end_with_all() -> None:
     metrics = ServerMetrics()
     metrics.observe_timeline(answered_request())
     buckets = {name: value for name, value in samples(metrics).items() if name.startswith("tidegate_itl_seconds_b")}
-    assert buckets["tidegate_itl_seconds_bucket{le=0.07}"] == 0
-    assert buckets["tidegate_itl_seconds_bucket{le=0.3}"] in (1, 2)
+    assert buckets["tidegate_itl_seconds_bucket{le=0.08}"] == 0
+    assert buckets["tidegate_itl_seconds_bucket{le=0.2}"] == 1
+    assert buckets["tidegate_itl_seconds_bucket{le=0.4}"] == 2
     assert buckets["tidegate_itl_seconds_bucket{le=600.0}"] == 2
     assert buckets["tidegate_itl_seconds_bucket{le=+Inf}"] == 2
     assert list(buckets.values()) == sorted(buckets.values())

@@ -10,15 +10,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-_DECADES = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+_DECADE = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 LATENCY_BOUNDS_S: tuple[float, ...] = (
-    *(round(mantissa * 10.0**exponent, 6) for exponent in range(-3, 2) for mantissa in _DECADES),
+    *(round(mantissa * 10.0**exponent, 6) for exponent in range(-3, 2) for mantissa in _DECADE),
     100.0,
     200.0,
     300.0,
     600.0,
 )
-"""1 ms to 10 min, at most 1.67x apart up to 100 s."""
+"""1 ms to 10 min, at most a third apart up to 100 s."""
 
 COUNT_BOUNDS: tuple[float, ...] = (0.0, *(float(2**exponent) for exponent in range(15)))
 """0 and the powers of two up to 16,384: rows, tokens."""
