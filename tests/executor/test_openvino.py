@@ -65,6 +65,14 @@ def executor(default_model: ModelSource) -> Iterator[OpenVINOExecutor]:
 
 
 @pytest.fixture(scope="module")
+def small(default_model: ModelSource) -> Iterator[OpenVINOExecutor]:
+    """Another instance, with few blocks and buffers for few tokens."""
+    small = build(default_model, kv_memory=12 * 2**20, max_num_batched_tokens=4)
+    yield small
+    small.close()
+
+
+@pytest.fixture(scope="module")
 def prompts(default_model: ModelSource) -> list[list[int]]:
     """Token ids of the texts; the executor does not care which tokenizer they come from."""
     tokenizer = openvino_genai.Tokenizer(default_model.tokenizer.path)
@@ -199,21 +207,17 @@ def test_a_copied_block_continues_like_its_source(executor: OpenVINOExecutor, pr
 
 
 def test_blocks_read_here_and_written_elsewhere_continue_the_same(
-    executor: OpenVINOExecutor, default_model: ModelSource, prompts: list[list[int]]
+    executor: OpenVINOExecutor, small: OpenVINOExecutor, prompts: list[list[int]]
 ) -> None:
     prompt = long_prompt(prompts, 45)
     source = generate(executor, prompt, [4, 5], 6)
     content = executor.read_blocks([4, 5])
     assert [len(data) for data in content] == [executor.info.bytes_per_block] * 2
-    other = build(default_model, kv_memory=8 * executor.info.bytes_per_block)
-    try:
-        other.write_blocks([6, 1], content)
-        assert other.read_blocks([6, 1]) == content
-        assert same(source, decode(other, [6, 1], source[0], len(prompt), 6))
-        with pytest.raises(ValueError, match="bytes"):
-            other.write_blocks([0], [content[0][:-1]])
-    finally:
-        other.close()
+    small.write_blocks([6, 1], content)
+    assert small.read_blocks([6, 1]) == content
+    assert same(source, decode(small, [6, 1], source[0], len(prompt), 6))
+    with pytest.raises(ValueError, match="bytes"):
+        small.write_blocks([0], [content[0][:-1]])
 
 
 def test_greedy_tokens_agree_with_the_reference_pipeline(
@@ -323,6 +327,35 @@ def test_a_plan_that_cannot_be_computed_is_refused_and_the_next_one_runs(
     assert run(executor, good).token_ids == expected
 
 
+class FailingRequest:
+    """An inference request whose library throws at the verb named."""
+
+    def __init__(self, request: openvino.InferRequest, verb: str) -> None:
+        self._request = request
+        self._verb = verb
+
+    def __getattr__(self, name: str) -> object:
+        if name != self._verb:
+            return getattr(self._request, name)
+
+        def fail() -> None:
+            self._request.wait()
+            raise RuntimeError("no memory for the step")
+
+        return fail
+
+
+@pytest.mark.parametrize("verb", ["start_async", "wait"])
+def test_a_fault_of_the_library_fails_one_step_and_the_next_one_runs(
+    executor: OpenVINOExecutor, prompts: list[list[int]], verb: str
+) -> None:
+    expected = generate(executor, prompts[0], [0], 3)
+    executor._request = FailingRequest(executor._request, verb)
+    with pytest.raises(ExecutorError, match="no memory for the step"):
+        run(executor, row(prompts[1], 0, [1]))
+    assert same(expected, generate(executor, prompts[0], [0], 3))
+
+
 def test_a_copy_from_or_to_a_block_that_does_not_exist_is_refused(executor: OpenVINOExecutor) -> None:
     for pair in ((0, executor.num_blocks), (-1, 0)):
         with pytest.raises(ExecutorError, match="does not exist"):
@@ -336,15 +369,9 @@ def test_the_last_block_is_as_good_as_the_first(executor: OpenVINOExecutor, prom
     assert same(generate(executor, prompts[0], [0], 4), generate(executor, prompts[0], [last], 4))
 
 
-def test_plans_larger_than_announced_are_computed(default_model: ModelSource, prompts: list[list[int]]) -> None:
-    small = build(default_model, kv_memory=32 * 2**20, max_num_batched_tokens=4)
-    try:
-        whole = generate(small, prompts[1], [0, 1], 4)
-        assert same(whole, generate(small, prompts[1], [2, 3], 4, chunk=3))
-    finally:
-        small.close()
-    with pytest.raises(ExecutorError, match="closed"):
-        small.launch(plan([row([1], 0, [0])]))
+def test_plans_larger_than_announced_are_computed(small: OpenVINOExecutor, prompts: list[list[int]]) -> None:
+    whole = generate(small, prompts[1], [0, 1], 4)
+    assert same(whole, generate(small, prompts[1], [2, 3], 4, chunk=3))
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["u8", "bf16"])
@@ -364,6 +391,8 @@ def test_the_other_precisions_keep_the_kv_memory_and_nearly_the_tokens(
         assert decode(other, [2], expected, len(prompt), 4) == decode(other, [5], expected, len(prompt), 4)
     finally:
         other.close()
+    with pytest.raises(ExecutorError, match="closed"):
+        other.launch(plan([row([1], 0, [0])]))
 
 
 def test_exact_mode_keeps_the_kv_memory_and_says_what_it_serves(

@@ -57,10 +57,9 @@ class OpenVINOExecutor:
         kv_cache_dtype: KvCacheDtype = "u8",
         num_threads: int = 0,
         max_num_batched_tokens: int = 512,
-        cache_dir: Path | None = None,
     ) -> None:
         """`ir_path` is the model's .xml; `kv_memory` in bytes. Raises ExecutorError with one clear line."""
-        paged = compile_paged_model(ir_path, kv_cache_dtype, num_threads, cache_dir)
+        paged = compile_paged_model(ir_path, kv_cache_dtype, num_threads)
         self._compiled = paged.compiled
         self._blocks = BlockMemory(paged.cache_tensors, kv_memory)
         self._inputs = StepInputs(max_num_batched_tokens, self._blocks.num_blocks, paged.block_size, paged.vocab_size)

@@ -51,9 +51,7 @@ def choose_precision(kv_cache_dtype: KvCacheDtype, has_bf16: bool) -> Precision:
     return Precision("u8" if kv_cache_dtype == "u8" else "f32", "f32", _QUANTIZATION_GROUP)
 
 
-def compile_paged_model(
-    ir_path: Path, kv_cache_dtype: KvCacheDtype, num_threads: int, cache_dir: Path | None
-) -> PagedModel:
+def compile_paged_model(ir_path: Path, kv_cache_dtype: KvCacheDtype, num_threads: int) -> PagedModel:
     """Read, transform and compile an IR. `num_threads` 0 takes all cores. Raises ExecutorError."""
     core = ov.Core()
     try:
@@ -61,9 +59,9 @@ def compile_paged_model(
         model = core.read_model(ir_path)
         paged_attention_transformation(model)
         _gather_before_projection(model)
-        compiled = core.compile_model(model, "CPU", _settings(precision, num_threads, cache_dir))
+        compiled = core.compile_model(model, "CPU", _settings(precision, num_threads))
     except RuntimeError as error:
-        raise ExecutorError(f"cannot load the model {ir_path}: {_first_line(error)}") from error
+        raise ExecutorError(f"cannot load the model {ir_path}: {_cause(error)}") from error
     cache_tensors = tuple(_cache_tensors(compiled))
     return PagedModel(
         compiled=compiled,
@@ -74,18 +72,17 @@ def compile_paged_model(
     )
 
 
-def _settings(precision: Precision, num_threads: int, cache_dir: Path | None) -> dict[str, Any]:
-    settings: dict[str, Any] = {
+def _settings(precision: Precision, num_threads: int) -> dict[str, Any]:
+    return {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": num_threads,
+        # Pinned threads of a process wait for whoever else is on their core, and every process pins to the same cores.
+        "ENABLE_CPU_PINNING": False,
         "INFERENCE_PRECISION_HINT": precision.compute_dtype,
         "KV_CACHE_PRECISION": precision.kv_cache_dtype,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": precision.quantization_group,
     }
-    if cache_dir is not None:
-        settings["CACHE_DIR"] = str(cache_dir)
-    return settings
 
 
 def _gather_before_projection(model: ov.Model) -> None:
@@ -116,7 +113,7 @@ def _cache_tensors(compiled: ov.CompiledModel) -> list[CacheTensor]:
     ]
 
 
-def _first_line(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     """The last line of a library's exception says what is wrong; those before it say where in its source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
