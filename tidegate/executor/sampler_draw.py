@@ -33,11 +33,11 @@ class Drawer:
         is not, then neither is any token with its logit or less, and the draw goes on among the tokens above.
         """
         temperature = params.temperature
-        floor = self._floor(row, peaks, params)
-        token_id = self._race(row, peaks, temperature, floor, noise)
+        largest = float(peaks.max())
+        floor = self._floor(row, peaks, largest, params)
+        token_id = self._race(row, peaks, largest, temperature, floor, noise)
         if params.top_p >= 1.0:
             return token_id
-        largest = float(peaks.max())
         total = 0.0
         while row[token_id] < largest:
             above = float(np.nextafter(row[token_id], np.float32(np.inf)))
@@ -48,16 +48,16 @@ class Drawer:
             total = total or self._mass(row, peaks, temperature, largest, floor)
             if mass_above < params.top_p * total:
                 break
-            token_id = self._race(row, peaks, temperature, above, noise)
+            token_id = self._race(row, peaks, largest, temperature, above, noise)
         return token_id
 
-    def _floor(self, row: FloatRow, peaks: FloatRow, params: SamplingParams) -> float:
+    def _floor(self, row: FloatRow, peaks: FloatRow, largest: float, params: SamplingParams) -> float:
         """The least logit that min_p and top_k keep."""
         floor = -math.inf
         if params.min_p > 0.0:
-            floor = float(peaks.max()) + params.temperature * math.log(params.min_p)
+            floor = largest + params.temperature * math.log(params.min_p)
         if 0 < params.top_k < row.size:
-            floor = max(floor, self._groups.kth_largest(row, peaks, params.top_k))
+            floor = max(floor, float(self._groups.largest(row, peaks, params.top_k)[1].min()))
         return floor
 
     def _mass(self, row: FloatRow, peaks: FloatRow, temperature: float, largest: float, floor: float) -> float:
@@ -65,30 +65,30 @@ class Drawer:
         values = row if floor == -math.inf else row[self._groups.at_least(row, peaks, floor)]
         return self._groups.sum_exp(values, largest, temperature)
 
-    def _race(self, row: FloatRow, peaks: FloatRow, temperature: float, floor: float, noise: Noise) -> int:
+    def _race(
+        self, row: FloatRow, peaks: FloatRow, largest: float, temperature: float, floor: float, noise: Noise
+    ) -> int:
         """argmax(logit + T * noise) over the tokens with at least `floor`; the lowest id of equals.
 
         A group's best noise is bounded, and with its peak bounds the scores of its tokens; the score of one good leader
-        is known. What lies between is a dozen tokens or so, and only they need exact noise. Bounds are float32,
-        relative to the largest logit; what float32 can be off is in log_least and in `slack`.
+        is known. What lies between is a dozen tokens or so, and only they need exact noise. Bounds are float32: what
+        they can be off is in `slack`.
         """
         groups = self._groups
-        largest = peaks.max()
         reach = np.float32(temperature) * noise.log_least
         leader_logits = groups.logits_at(row, noise.leaders)
         if floor > -math.inf:
             leader_logits[leader_logits < floor] = -np.inf
-        leader_logits -= largest
         best_leader = int((leader_logits - reach).argmax())
-        slack = temperature * 1e-4
-        best = float(leader_logits[best_leader]) - temperature * noise.log_least_of(best_leader) - slack
-        best = max(best, _LOWEST)  # no leader may be drawn: anything above -inf contends
-        may_win = (peaks - largest) - reach >= best
+        best = float(leader_logits[best_leader]) - temperature * noise.log_least_of(best_leader)
+        slack = 1e-4 * temperature + 1e-6 * max(abs(best), abs(largest))
+        least = max(best - slack, _LOWEST)  # where no leader may be drawn, anything above -inf contends
+        may_win = peaks - reach >= least
         if floor > -math.inf:
             may_win &= peaks >= floor
         group_ids = np.flatnonzero(may_win)
         token_ids, logits = groups.members(row, group_ids)
-        contends = (logits - largest) - reach[group_ids][:, None] >= best
+        contends = logits - reach[group_ids][:, None] >= least
         if floor > -math.inf:
             contends &= logits >= floor
         which, places = np.nonzero(contends)

@@ -91,13 +91,17 @@ class VocabGroups:
             scaled *= np.float32(1.0 / max(temperature, _LEAST_TEMPERATURE))
         return float(np.exp(scaled, out=scaled).sum())
 
-    def kth_largest(self, row: FloatRow, peaks: FloatRow, k: int) -> float:
-        """The k-th largest logit of the row (k >= 1), counting equal ones apart; -inf when there are fewer."""
-        if k > self.vocab_size:
-            return -np.inf
-        if 4 * k > self.num_groups:
-            return float(np.partition(row, row.size - k)[row.size - k])
+    def largest(self, row: FloatRow, peaks: FloatRow, k: int) -> tuple[Ids, FloatRow]:
+        """Ids and logits of the k largest (1 <= k <= vocab_size) and of all that equal the least of them."""
         # The k best peaks are k tokens, so the k-th largest token is no smaller than the k-th largest peak.
-        floor = np.partition(peaks, peaks.size - k)[peaks.size - k]
-        values = row[self.at_least(row, peaks, floor)]
-        return float(np.partition(values, values.size - k)[values.size - k])
+        if 4 * k > self.num_groups:
+            token_ids, logits = np.arange(self.vocab_size), row
+        else:
+            token_ids = self.at_least(row, peaks, _kth_largest(peaks, k))
+            logits = row[token_ids]
+        kept = logits >= _kth_largest(logits, k)
+        return token_ids[kept], logits[kept]
+
+
+def _kth_largest(values: FloatRow, k: int) -> float:
+    return float(np.partition(values, values.size - k)[values.size - k])

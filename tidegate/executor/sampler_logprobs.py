@@ -31,10 +31,10 @@ class LogprobReader:
         log_total = largest + math.log(self._groups.sum_exp(row, largest)) if largest > -math.inf else 0.0
         top: list[tuple[int, float]] = []
         if num_top > 0:
-            floor = self._groups.kth_largest(row, peaks, min(num_top, row.size))
-            top_ids = self._groups.at_least(row, peaks, floor)
-            best_first = top_ids[np.lexsort((top_ids, -row[top_ids]))][:num_top]
-            top = [(top_id, _logprob(float(row[top_id]), log_total)) for top_id in best_first.tolist()]
+            top_ids, logits = self._groups.largest(row, peaks, min(num_top, row.size))
+            best_first = np.lexsort((top_ids, -logits))[:num_top]
+            pairs = zip(top_ids[best_first].tolist(), logits[best_first].tolist(), strict=True)
+            top = [(top_id, _logprob(logit, log_total)) for top_id, logit in pairs]
         known = 0 <= token_id < row.size
         logprob = _logprob(float(row[token_id]), log_total) if known else LEAST_LOGPROB
         return TokenLogprobs(token_id, logprob, tuple(top))

@@ -74,8 +74,12 @@ class NoiseSource:
             yield from self._of_some(draws[start : start + _DRAWS_AT_ONCE])
 
     def _of_some(self, draws: Sequence[tuple[int, int]]) -> Iterator[Noise]:
-        keys = [_mix((_mix((seed + _STEP) & _MASK) + position * _STEP) & _MASK) for seed, position in draws]
-        words = _mix_words(self._group_steps + np.array(keys, dtype=np.uint64)[:, None])
+        seeds = np.array([seed & _MASK for seed, _ in draws], dtype=np.uint64)
+        positions = np.array([position for _, position in draws], dtype=np.uint64)
+        keys = _mix_words(seeds + np.uint64(_STEP))
+        keys += positions * np.uint64(_STEP)
+        token_keys = _mix_words(_mix_words(keys) ^ np.uint64(_TOKEN_STREAM))
+        words = _mix_words(self._group_steps + keys[:, None])
         # The lowest bits of a word are not in its exponential, so they are free to choose the leader.
         leaders = (words & np.uint64(GROUP_SIZE - 1)).view(np.int64)
         # -log(1 - v) >= v. The top 32 bits round v down; where they are all 0, v is still at least 2**-53.
@@ -83,20 +87,11 @@ class NoiseSource:
         np.maximum(log_least, np.float32(2.0**-21), out=log_least)
         np.log(log_least, out=log_least)
         log_least -= np.float32(32 * math.log(2.0) + math.log(GROUP_SIZE) + _ROUNDING)
-        for index, key in enumerate(keys):
-            token_key = np.uint64(_mix(key ^ _TOKEN_STREAM))
-            yield Noise(words[index], leaders[index], log_least[index], token_key)
-
-
-def _mix(word: int) -> int:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014), a bijection of 64-bit words."""
-    word = (word ^ (word >> 30)) * _MIX_1 & _MASK
-    word = (word ^ (word >> 27)) * _MIX_2 & _MASK
-    return word ^ (word >> 31)
+        yield from map(Noise, words, leaders, log_least, token_keys)
 
 
 def _mix_words(words: _Words) -> _Words:
-    """The same, of an array, in place."""
+    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014), a bijection of 64-bit words, in place."""
     scratch = words >> np.uint64(30)
     words ^= scratch
     words *= np.uint64(_MIX_1)
