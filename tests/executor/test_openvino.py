@@ -229,20 +229,23 @@ def test_greedy_tokens_agree_with_the_reference_pipeline(
 
 
 def reference_tokens(model: ModelSource, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    pipeline = openvino_genai.LLMPipeline(
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.num_kv_blocks = 200
+    scheduler.enable_prefix_caching = False
+    pipeline = openvino_genai.ContinuousBatchingPipeline(
         model.ir_path.parent,
         openvino_genai.Tokenizer(model.tokenizer.path),
+        scheduler,
         "CPU",
         INFERENCE_PRECISION_HINT="f32",
         KV_CACHE_PRECISION="f32",
         DYNAMIC_QUANTIZATION_GROUP_SIZE=0,
         INFERENCE_NUM_THREADS=NUM_THREADS,
+        ENABLE_CPU_PINNING=False,
     )
     config = openvino_genai.GenerationConfig(max_new_tokens=num_tokens, ignore_eos=True, do_sample=False)
-    return [
-        list(pipeline.generate(openvino.Tensor(np.array([prompt], dtype=np.int64)), config).tokens[0])
-        for prompt in prompts
-    ]
+    inputs = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+    return [list(result.m_generation_ids[0]) for result in pipeline.generate(inputs, [config] * len(inputs))]
 
 
 def test_several_samples_of_a_row_read_the_logits_at_their_offsets(

@@ -76,6 +76,7 @@ def reference(ir_folder: Path, gguf: Path) -> list[list[int]]:
         KV_CACHE_PRECISION="f32",
         DYNAMIC_QUANTIZATION_GROUP_SIZE=0,
         INFERENCE_NUM_THREADS=2,
+        ENABLE_CPU_PINNING=False,
     )
     config = openvino_genai.GenerationConfig(max_new_tokens=NUM_TOKENS, ignore_eos=True, do_sample=False)
     return [
