@@ -69,6 +69,7 @@ async def _serve(config: Config, model: ModelSource, listener: socket.socket) ->
         return 0
     finally:
         starting.cancel()
+        api.is_draining = True  # after a start that failed there is nothing to drain, and nothing to say about it
         http.begin_drain()
         await asyncio.gather(serving, return_exceptions=True)
         await frontend.stop()
