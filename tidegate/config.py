@@ -54,7 +54,7 @@ KvCacheDtype = Literal["u8", "bf16", "f32"]
 
 
 class _Component(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class ModelConfig(_Component):
@@ -132,13 +132,13 @@ class LogConfig(_Component):
 
 
 class Config(_Component):
-    model: ModelConfig = ModelConfig()
-    server: ServerConfig = ServerConfig()
-    cache: CacheConfig = CacheConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
-    worker: WorkerConfig = WorkerConfig()
-    gate: GateConfig = GateConfig()
-    log: LogConfig = LogConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    server: ServerConfig = Field(default_factory=ServerConfig)
+    cache: CacheConfig = Field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    worker: WorkerConfig = Field(default_factory=WorkerConfig)
+    gate: GateConfig = Field(default_factory=GateConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
 
 
 def load_config(path: Path | None = None, given: dict[str, Any] | None = None) -> Config:

@@ -104,7 +104,8 @@ class Timeline:
         if output.prefill is not None and self.prefill is None:
             self.prefill = output.prefill
             self.preempted_before_first_token = output.num_preemptions > 0
-        self.num_preemptions = max(self.num_preemptions, output.num_preemptions)
+        if output.num_preemptions > self.num_preemptions:
+            self.num_preemptions = output.num_preemptions
         num_tokens = len(output.token_ids)
         if num_tokens == 0:
             return
