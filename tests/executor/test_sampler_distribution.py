@@ -72,7 +72,7 @@ def truncated(keep: list[int], temperature: float = 1.0) -> Probs:
     ],
 )
 def test_draws_follow_the_distribution(params: SamplingParams, probs: Probs) -> None:
-    assert_distributed(draws(LOGITS, params, positions(8_000)), probs)
+    assert_distributed(draws(LOGITS, params, positions(5_000)), probs)
 
 
 def test_draws_follow_the_penalised_distribution() -> None:
@@ -81,14 +81,14 @@ def test_draws_follow_the_penalised_distribution() -> None:
     expected[0] = 2.0 / 1.5  # prompt only
     expected[1] = 1.5 / 1.5 - 3 * 0.25 - 0.5  # output only
     expected[5] = -0.5 * 1.5 - 0.25 - 0.5  # both: repetition counts once
-    drawn = draws(LOGITS, params, positions(8_000), output_counts={1: 3, 5: 1}, prompt_token_ids=[0, 5, 5])
+    drawn = draws(LOGITS, params, positions(5_000), output_counts={1: 3, 5: 1}, prompt_token_ids=[0, 5, 5])
     assert_distributed(drawn, softmax(expected))
 
 
 def test_every_token_of_a_large_vocabulary_is_as_likely_as_its_logit_says() -> None:
     # Equal logits, so every place of every group counts; drawn ids are pooled by place, by line and by chunk.
     vocab_size = 49152
-    drawn = draws(np.zeros(vocab_size, dtype=np.float32), SamplingParams(), positions(8_000))
+    drawn = draws(np.zeros(vocab_size, dtype=np.float32), SamplingParams(), positions(5_000))
     for cell, num_cells in ((drawn % 512 // 16, 32), (drawn // 512 % 32, 32), (drawn // 16384, 3), (drawn // 1536, 32)):
         assert_distributed(cell, np.full(num_cells, 1 / num_cells))
 
@@ -98,14 +98,14 @@ def test_rare_and_common_tokens_of_one_group_keep_their_shares() -> None:
     logits = np.full(16384, -np.inf, dtype=np.float32)
     shares = np.array([0.7, 0.2, 0.07, 0.03])
     logits[[7, 519, 1031, 1543]] = np.log(shares)
-    assert_distributed(draws(logits, SamplingParams(), positions(8_000)) // 512, shares)
+    assert_distributed(draws(logits, SamplingParams(), positions(5_000)) // 512, shares)
 
 
 @pytest.mark.parametrize("by", ["position", "seed"])
 @pytest.mark.parametrize("lag", [1, 2, 16])
 def test_neighbouring_draws_are_independent(by: str, lag: int) -> None:
     logits = np.zeros(8, dtype=np.float32)
-    keys = [(5, i) if by == "position" else (i, 5) for i in range(12_000)]
+    keys = [(5, i) if by == "position" else (i, 5) for i in range(6_000)]
     drawn = draws(logits, SamplingParams(), keys)
     assert_distributed(drawn[:-lag] * 8 + drawn[lag:], np.full(64, 1 / 64))
 
@@ -113,9 +113,9 @@ def test_neighbouring_draws_are_independent(by: str, lag: int) -> None:
 def test_consecutive_seeds_at_consecutive_positions_are_independent() -> None:
     # Choice i of n uses seed + i: its answer must not be another's, shifted by one token.
     logits = np.zeros(8, dtype=np.float32)
-    first = draws(logits, SamplingParams(), [(9, i) for i in range(12_000)])
+    first = draws(logits, SamplingParams(), [(9, i) for i in range(6_000)])
     for seed, shift in ((10, 0), (10, 1), (8, 1), (11, 3)):
-        other = draws(logits, SamplingParams(), [(seed, i + shift) for i in range(12_000)])
+        other = draws(logits, SamplingParams(), [(seed, i + shift) for i in range(6_000)])
         assert_distributed(first * 8 + other, np.full(64, 1 / 64))
 
 
@@ -124,7 +124,7 @@ def test_noise_of_neighbouring_tokens_is_independent() -> None:
     def wins(token_id: int, other_id: int) -> TokenIds:
         logits = np.full(1024, -np.inf, dtype=np.float32)
         logits[[token_id, other_id]] = 0.0
-        return (draws(logits, SamplingParams(), positions(8_000)) == token_id).astype(np.int64)
+        return (draws(logits, SamplingParams(), positions(5_000)) == token_id).astype(np.int64)
 
     for one, two in (((0, 1), (2, 3)), ((0, 512), (1, 513))):
         assert_distributed(wins(*one) * 2 + wins(*two), np.full(4, 0.25))

@@ -82,7 +82,7 @@ class Sampler:
             if not math.isnan(row[token_id]):
                 return token_id, None
         wanted, peaks = self._edited(row, spec) if is_edited else self._cleaned(row)
-        if float(peaks.max()) == -math.inf:
+        if _peak(peaks) == -math.inf:
             token_id = self._edits.fallback(self._cleaned(row)[0], params)
         elif noise is None:
             token_id = int(wanted.argmax())
@@ -97,7 +97,7 @@ class Sampler:
         """The row with the request's edits, and its group maxima. NaN and +inf do not survive, as in _cleaned."""
         edited = self._edits.apply(row, spec)
         peaks = self._groups.peaks(edited)
-        if not float(peaks.max()) < math.inf:
+        if not _peak(peaks) < math.inf:
             edited = self._edits.apply(self._cleaned(row)[0], spec)
             peaks = self._groups.peaks(edited)
         return edited, peaks
@@ -105,7 +105,7 @@ class Sampler:
     def _cleaned(self, row: FloatRow) -> tuple[FloatRow, FloatRow]:
         """The row without NaN and +inf, itself where it has none, and its group maxima."""
         peaks = self._groups.peaks(row)
-        if float(peaks.max()) < math.inf:
+        if _peak(peaks) < math.inf:
             return row, peaks
         row = np.nan_to_num(row, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
         return row, self._groups.peaks(row)
@@ -114,3 +114,8 @@ class Sampler:
 def _is_greedy(spec: SampleSpec) -> bool:
     """top_k 1 is greedy too, so that it gives one answer where logits are equal."""
     return spec.params.temperature == 0.0 or spec.params.top_k == 1
+
+
+def _peak(peaks: FloatRow) -> float:
+    """The largest logit, or NaN if there is one (argmax finds it first; several times as fast as max)."""
+    return float(peaks[peaks.argmax()])

@@ -33,7 +33,7 @@ class Drawer:
         is not, then neither is any token with its logit or less, and the draw goes on among the tokens above.
         """
         temperature = params.temperature
-        largest = float(peaks.max())
+        largest = float(peaks[peaks.argmax()])
         floor = self._floor(row, peaks, largest, params)
         token_id = self._race(row, peaks, largest, temperature, floor, noise)
         if params.top_p >= 1.0:
@@ -68,7 +68,7 @@ class Drawer:
     def _race(
         self, row: FloatRow, peaks: FloatRow, largest: float, temperature: float, floor: float, noise: Noise
     ) -> int:
-        """argmax(logit + T * noise) over the tokens with at least `floor`; the lowest id of equals.
+        """argmax(logit + T * noise) over the tokens with at least `floor`.
 
         A group's best noise is bounded, and with its peak bounds the scores of its tokens; the score of one good leader
         is known. What lies between is a dozen tokens or so, and only they need exact noise. Bounds are float32: what
@@ -86,12 +86,12 @@ class Drawer:
         may_win = peaks - reach >= least
         if floor > -math.inf:
             may_win &= peaks >= floor
-        group_ids = np.flatnonzero(may_win)
+        group_ids = may_win.nonzero()[0]
         token_ids, logits = groups.members(row, group_ids)
         contends = logits - reach[group_ids][:, None] >= least
         if floor > -math.inf:
             contends &= logits >= floor
-        which, places = np.nonzero(contends)
+        which, places = contends.nonzero()
         group_ids, token_ids, logits = group_ids[which], token_ids[contends], logits[contends]
         scores = logits - temperature * noise.log_exponentials(token_ids, group_ids, places)
-        return int(token_ids[scores == scores.max()].min())
+        return int(token_ids[scores.argmax()])

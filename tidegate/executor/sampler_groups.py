@@ -78,7 +78,7 @@ class VocabGroups:
 
     def at_least(self, row: FloatRow, peaks: FloatRow, floor: float) -> Ids:
         """The tokens whose logit is `floor` or more, in an order that depends on the row alone."""
-        group_ids = np.flatnonzero(peaks >= floor)
+        group_ids = (peaks >= floor).nonzero()[0]
         if floor == -np.inf or 4 * group_ids.size > self.num_groups:
             return np.flatnonzero(row >= floor)
         token_ids, logits = self.members(row, group_ids)

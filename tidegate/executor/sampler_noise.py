@@ -25,10 +25,13 @@ FloatNoise = npt.NDArray[np.float64]
 _Words = npt.NDArray[np.uint64]
 
 _MASK = 2**64 - 1
-_STEP = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: distinct indexes give distinct, well spread words
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-_TOKEN_STREAM = 0xD1B54A32D192ED03
+# Made once: on short arrays, making a scalar costs as much as using it.
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: distinct indexes give distinct, well spread words
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_TOKEN_STREAM = np.uint64(0xD1B54A32D192ED03)
+_12, _27, _30, _31, _32 = (np.uint64(num_bits) for num_bits in (12, 27, 30, 31, 32))
+_PLACE_BITS = np.uint64(GROUP_SIZE - 1)
 _DRAWS_AT_ONCE = 16  # few calls a draw, yet all of it stays in a core's cache
 _ROUNDING = 2e-5  # more than float32 arithmetic on logarithms of this size can be off
 
@@ -47,7 +50,7 @@ class Noise:
     def log_exponentials(self, token_ids: Ids, group_ids: Ids, places: Ids) -> FloatNoise:
         """Minus the Gumbel noise of some tokens, each given with its group and its place there."""
         token_words = token_ids.astype(np.uint64)
-        token_words *= np.uint64(_STEP)
+        token_words *= _STEP
         token_words += self.token_key
         group_words = self.words[group_ids]
         both = _exponentials(np.concatenate((group_words, _mix_words(token_words))))
@@ -66,7 +69,7 @@ class NoiseSource:
     """Makes the noise of draws, for a vocabulary of `num_groups` groups."""
 
     def __init__(self, num_groups: int) -> None:
-        self._group_steps = np.arange(num_groups, dtype=np.uint64) * np.uint64(_STEP)
+        self._group_steps = np.arange(num_groups, dtype=np.uint64) * _STEP
 
     def of_draws(self, draws: Sequence[tuple[int, int]]) -> Iterator[Noise]:
         """One Noise for each (seed, position), in order. Seeds are taken modulo 2**64."""
@@ -76,14 +79,14 @@ class NoiseSource:
     def _of_some(self, draws: Sequence[tuple[int, int]]) -> Iterator[Noise]:
         seeds = np.array([seed & _MASK for seed, _ in draws], dtype=np.uint64)
         positions = np.array([position for _, position in draws], dtype=np.uint64)
-        keys = _mix_words(seeds + np.uint64(_STEP))
-        keys += positions * np.uint64(_STEP)
-        token_keys = _mix_words(_mix_words(keys) ^ np.uint64(_TOKEN_STREAM))
+        keys = _mix_words(seeds + _STEP)
+        keys += positions * _STEP
+        token_keys = _mix_words(_mix_words(keys) ^ _TOKEN_STREAM)
         words = _mix_words(self._group_steps + keys[:, None])
         # The lowest bits of a word are not in its exponential, so they are free to choose the leader.
-        leaders = (words & np.uint64(GROUP_SIZE - 1)).view(np.int64)
+        leaders = (words & _PLACE_BITS).view(np.int64)
         # -log(1 - v) >= v. The top 32 bits round v down; where they are all 0, v is still at least 2**-53.
-        log_least = (words >> np.uint64(32)).view(np.int64).astype(np.float32)
+        log_least = (words >> _32).view(np.int64).astype(np.float32)
         np.maximum(log_least, np.float32(2.0**-21), out=log_least)
         np.log(log_least, out=log_least)
         log_least -= np.float32(32 * math.log(2.0) + math.log(GROUP_SIZE) + _ROUNDING)
@@ -92,13 +95,13 @@ class NoiseSource:
 
 def _mix_words(words: _Words) -> _Words:
     """The finalizer of SplitMix64 (Steele, Lea, Flood 2014), a bijection of 64-bit words, in place."""
-    scratch = words >> np.uint64(30)
+    scratch = words >> _30
     words ^= scratch
-    words *= np.uint64(_MIX_1)
-    np.right_shift(words, np.uint64(27), out=scratch)
+    words *= _MIX_1
+    np.right_shift(words, _27, out=scratch)
     words ^= scratch
-    words *= np.uint64(_MIX_2)
-    np.right_shift(words, np.uint64(31), out=scratch)
+    words *= _MIX_2
+    np.right_shift(words, _31, out=scratch)
     words ^= scratch
     return words
 
@@ -108,7 +111,7 @@ def _exponentials(words: _Words) -> FloatNoise:
 
     The half keeps v off 0 and 1; 52 bits and a half are exact in a float64. Small ones, which win, are the finest.
     """
-    uniforms = (words >> np.uint64(12)).view(np.int64).astype(np.float64)
+    uniforms = (words >> _12).view(np.int64).astype(np.float64)
     uniforms += 0.5
     uniforms *= -(2.0**-52)
     np.log1p(uniforms, out=uniforms)
