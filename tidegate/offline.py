@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import random
 import signal
 import sys
@@ -146,11 +147,15 @@ class LLM:
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, param="prompts")
+        try:
+            token_ids = [operator.index(token_id) for token_id in prompt]
+        except TypeError:
+            raise InvalidRequest("a prompt must be a text or a list of token ids", param="prompts") from None
         vocab_size = self._engine.info.vocab_size
-        for token_id in prompt:
+        for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequest(f"token id {token_id} is outside the vocabulary of {vocab_size}", param="prompts")
-        return list(prompt)
+        return token_ids
 
     def _run(
         self,
