@@ -12,9 +12,13 @@ from tidegate.engine.engine import Engine
 from tidegate.executor.base import Executor, ExecutorError, ExecutorInfo
 from tidegate.executor.sim import SimExecutor
 from tidegate.models.source import ModelSource
+from tidegate.request import SamplingParams
+from tidegate.scheduler.step import SampleSpec, StepPlan, StepRow
 from tidegate.text.chat_template import ChatTemplate
 from tidegate.text.tokenizer import Tokenizer
 from tidegate.worker.paced_sim import PacedSimExecutor, first_text_token_id, sim_info
+
+_WARM_UP_TOKENS = 32
 
 
 def build_executor(model: ModelSource, config: Config) -> Executor:
@@ -30,7 +34,7 @@ def build_executor(model: ModelSource, config: Config) -> Executor:
 
     facts = ModelFacts(model.name, model.weight_format, model.architecture.context_length, model.weight_digest)
     try:
-        return OpenVINOExecutor(
+        executor = OpenVINOExecutor(
             model.ir_path,
             facts,
             kv_memory=config.cache.kv_memory,
@@ -38,8 +42,21 @@ def build_executor(model: ModelSource, config: Config) -> Executor:
             num_threads=config.worker.num_threads,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         )
+        _warm_up(executor, config.scheduler.max_num_batched_tokens)
     except ExecutorError as error:
         raise ConfigError(str(error)) from error
+    return executor
+
+
+def _warm_up(executor: Executor, max_num_batched_tokens: int) -> None:
+    """One prefill and one decode. The first step of a process takes most of a second longer than any later one: no
+    request should pay for it, and no cost model learn from it. What it leaves in its blocks is never read."""
+    num_tokens = min(_WARM_UP_TOKENS, max_num_batched_tokens, executor.block_size - 1)
+    greedy = SamplingParams(temperature=0.0)
+    for token_ids, num_computed in (([0] * num_tokens, 0), ([0], num_tokens)):
+        row = StepRow(0, token_ids, num_computed, [0], [SampleSpec(len(token_ids) - 1, 0, 0, greedy)])
+        plan = StepPlan(0, [row], len(token_ids), 0, num_computed + len(token_ids))
+        executor.collect(executor.launch(plan))
 
 
 def build_engine(executor: Executor, config: Config) -> Engine:
