@@ -103,6 +103,12 @@ class CacheConfig(_Component):
     eviction: Literal["lru", "lfu", "cost-aware"] = Field(
         "lru", description="Which cached blocks go first when room is needed."
     )
+    session_ttl: Duration = Field(
+        1800.0,
+        gt=0,
+        description="Seconds of silence after which what only one conversation (prompt_cache_key, session_id) used "
+        "leaves the cache.",
+    )
 
 
 class SchedulerConfig(_Component):

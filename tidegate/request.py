@@ -147,7 +147,9 @@ class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
     `stop_token_ids` the resolved set of ids that end a choice (end-of-sequence ids included unless ignored).
     `namespace` roots the block hashes; the server assigns it. `seed` is always set, so that a replay draws the same.
     Choice i of n samples with seed + i. `priority` is the rank of its tier (lower is served first), and `order_key` its
-    place among equals (lower is served first; the gate sets it). The objectives are None where there is none. `arrival_s` is when the first byte of the request was read.
+    place among equals (lower is served first; the gate sets it). The objectives are None where there is none. `arrival_s`
+    is when the first byte of the request was read. `session_id` marks a conversation; what only it uses leaves the
+    cache after `session_ttl_s` of silence (None: the configured time).
     """
 
     request_id: str
@@ -165,6 +167,7 @@ class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
     session_id: str = ""
+    session_ttl_s: float | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -33,6 +33,8 @@ def requests(draw: st.DrawFn) -> Request:
         priority=draw(st.sampled_from([0, 0, 1])),
         seed=draw(st.integers(0, 3)),
         namespace=draw(st.sampled_from(["", "other"])),
+        session_id=draw(st.sampled_from(["", "chat", "other chat"])),
+        session_ttl_s=draw(st.sampled_from([None, 0.001, 0.05])),
         stop_token_ids=tuple(draw(st.sets(st.integers(0, 999), max_size=20))),
     )
 

@@ -18,6 +18,7 @@ from tidegate.executor.base import ExecutorInfo
 from tidegate.kv.audit import audit
 from tidegate.kv.block_hash import root_hash
 from tidegate.kv.block_pool import BlockPool
+from tidegate.kv.sessions import BlockUser
 from tidegate.metrics.load_snapshot import LoadReport
 from tidegate.request import FinishReason, Phase, PrefillTimes, Request, RequestOutput, TokenLogprobs
 from tidegate.scheduler.scheduler import Scheduler
@@ -51,6 +52,7 @@ class Engine:
         self._plan: StepPlan | None = None
         self._step_start_s = 0.0
         self._next_row_id = 0
+        self._session_ttl_s = cache.session_ttl
 
     # The two verbs that Engine and Gate share.
 
@@ -59,7 +61,7 @@ class Engine:
         if problem := self._impossible(request):
             return [RequestOutput(request.request_id, 0, [], now, FinishReason.ERROR, error=problem)]
         row_id = self._new_row_id()
-        state = RequestState(request, 0, row_id, row_id, self._root(request.namespace), now)
+        state = RequestState(request, 0, row_id, row_id, self._root(request.namespace), self._user(request), now)
         self._live[request.request_id] = _Live(request, [state])
         self.scheduler.queue(state)
         return []
@@ -136,6 +138,7 @@ class Engine:
             step_start_s=self._step_start_s if plan else 0.0,
             step_prefill_tokens=plan.num_prefill_tokens if plan else 0,
             step_decode_rows=plan.num_decode_rows if plan else 0,
+            cache=self.pool.stats.life(self.pool.policy),
         )
 
     def audit(self) -> None:
@@ -300,6 +303,12 @@ class Engine:
             root = root_hash(self.info.weight_digest, self.info.kv_cache_dtype, namespace)
             self._roots[namespace] = root
         return root
+
+    def _user(self, request: Request) -> BlockUser:
+        if not request.session_id:
+            return BlockUser(request.request_id, request.priority)
+        ttl_s = self._session_ttl_s if request.session_ttl_s is None else request.session_ttl_s
+        return BlockUser(f"{request.namespace}\x1f{request.session_id}", request.priority, ttl_s)
 
     def _new_row_id(self) -> int:
         self._next_row_id += 1

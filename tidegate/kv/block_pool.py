@@ -12,34 +12,24 @@ Invariant: num_free + num_cached + num_held == num_blocks (kv/audit.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tidegate.kv.eviction import POLICIES, PolicyName
+from tidegate.kv.pool_stats import PoolStats
 from tidegate.kv.prefix_cache import NO_BLOCK, BlockContent, PrefixCache
+from tidegate.kv.sessions import BlockUser
 
-AGE_BUCKETS_S = (1.0, 10.0, 60.0, 600.0)
-"""Upper bounds of the classes that hits are counted in, by how long the block had been unused; the last is open."""
-
-
-@dataclass(slots=True)
-class PoolStats:
-    """Counters since the start. Times are seconds from the last holder's end to the next allocation of the block."""
-
-    num_evictions: int = 0
-    num_expired: int = 0
-    num_reused: int = 0
-    freed_to_reused_s: float = 0.0
-    hits_by_age: list[int] = field(default_factory=lambda: [0] * (len(AGE_BUCKETS_S) + 1))
+_NEVER = -1.0
+_MAX_EXPIRED = 2048  # blocks a step; what is due beyond that goes in the next one
 
 
 class BlockPool:
     def __init__(self, num_blocks: int, policy: PolicyName = "lru") -> None:
         self.num_blocks = num_blocks
+        self.policy = policy
         self.cache = PrefixCache(POLICIES[policy]())
         self.stats = PoolStats()
         self._free = list(range(num_blocks - 1, -1, -1))
         self._num_holders = [0] * num_blocks
-        self._freed_s = [0.0] * num_blocks
+        self._freed_s = [_NEVER] * num_blocks
         self._num_held = 0
 
     @property
@@ -75,36 +65,41 @@ class BlockPool:
                 block_id = self.cache.evict()
                 self.stats.num_evictions += 1
             self._num_holders[block_id] = 1
-            if self._freed_s[block_id]:
-                self.stats.num_reused += 1
-                self.stats.freed_to_reused_s += now - self._freed_s[block_id]
+            if self._freed_s[block_id] != _NEVER:
+                self.stats.reused(now - self._freed_s[block_id])
             taken.append(block_id)
         self._num_held += num_blocks
         return taken
 
-    def hold(self, block_ids: list[int], now: float, *, sharer: str, priority: int) -> None:
-        """Hold published blocks (a prefix hit) one more time."""
+    def hold(self, block_ids: list[int], user: BlockUser, now: float, *, is_replay: bool = False) -> None:
+        """Hold published blocks (a prefix hit) one more time. What a replay finds again is no hit."""
         for block_id in block_ids:
-            age_s = self.cache.use(block_id, sharer=sharer, priority=priority, now=now)
-            if self._num_holders[block_id] == 0:
-                self._num_held += 1
-                self.stats.hits_by_age[sum(age_s > bound for bound in AGE_BUCKETS_S)] += 1
-            self._num_holders[block_id] += 1
+            age_s = self._hold(block_id, user, now)
+            if not is_replay:
+                self.stats.hit(age_s)
+
+    def _hold(self, block_id: int, user: BlockUser, now: float) -> float:
+        age_s = self.cache.use(block_id, user, now)
+        self._num_held += self._num_holders[block_id] == 0
+        self._num_holders[block_id] += 1
+        return age_s
 
     def share(self, block_ids: list[int]) -> None:
         """Hold blocks that are held already, one more time (another choice of the same request)."""
         for block_id in block_ids:
             self._num_holders[block_id] += 1
 
-    def publish(self, block_id: int, content: BlockContent, *, sharer: str, priority: int, now: float) -> int:
+    def publish(self, block_id: int, content: BlockContent, user: BlockUser, now: float) -> int:
         """Make a held, computed block findable. Where another block already has this content, the holder changes over
         to that one (its id is returned) and this one is freed, so that content is kept once and chains stay whole."""
         existing = self.cache.find(content.hash)
         if existing is None:
-            self.cache.insert(block_id, content, sharer=sharer, priority=priority, now=now)
+            superseded = self.cache.insert(block_id, content, user, now)
+            self.stats.num_superseded += len(superseded)
+            self._free += superseded
             return block_id
         if existing != block_id:
-            self.hold([existing], now, sharer=sharer, priority=priority)
+            self._hold(existing, user, now)
             self.release([block_id], now)
         return existing
 
@@ -125,19 +120,19 @@ class BlockPool:
                 self.cache.tails.remove(block_id)
                 self._free.append(block_id)
 
-    def expire(self, block_ids: list[int], now: float) -> int:
-        """Free those of these published blocks that nobody holds or builds on, last one first. Returns how many."""
-        num_dropped = 0
-        for block_id in reversed(block_ids):
-            if block_id in self.cache and self.cache.drop(block_id):
-                self._free.append(block_id)
-                num_dropped += 1
-        self.stats.num_expired += num_dropped
-        return num_dropped
+    def expire_sessions(self, now: float) -> None:
+        """Free what belongs to conversations alone that have been silent for their time to live."""
+        num_expired = 0
+        while num_expired < _MAX_EXPIRED and (due := self.cache.sessions.take_due(now)):
+            for block_id in reversed(due):
+                if self.cache.drop(block_id):
+                    self._free.append(block_id)
+                    num_expired += 1
+        self.stats.num_expired += num_expired
 
     def free_block_ids(self) -> list[int]:
         """For the audit."""
         return list(self._free)
 
 
-__all__ = ["AGE_BUCKETS_S", "NO_BLOCK", "BlockContent", "BlockPool", "PoolStats"]
+__all__ = ["NO_BLOCK", "BlockContent", "BlockPool", "BlockUser", "PoolStats"]

@@ -19,6 +19,7 @@ import heapq
 from dataclasses import dataclass
 
 from tidegate.kv.eviction import CachedBlock, EvictionPolicy
+from tidegate.kv.sessions import BlockUser, Sessions
 from tidegate.kv.tails import TailIndex
 
 NO_BLOCK = -1
@@ -38,6 +39,7 @@ class BlockContent:
 class PrefixCache:
     def __init__(self, policy: EvictionPolicy) -> None:
         self.tails = TailIndex()
+        self.sessions = Sessions()
         self._policy = policy
         self._block_of: dict[bytes, int] = {}
         self._cached: dict[int, CachedBlock] = {}
@@ -71,9 +73,19 @@ class PrefixCache:
             found.append(block_id)
         return found
 
-    def insert(self, block_id: int, content: BlockContent, *, sharer: str, priority: int, now: float) -> None:
-        """Publish a held block whose content has been computed. Its parent must be published (or NO_BLOCK)."""
+    def covers(self, parent_hash: bytes, token_ids: list[int]) -> bool:
+        """Whether a published block already begins with all of these tokens, and goes on."""
+        return any(block_id in self._cached for block_id in self.tails.longer(parent_hash, token_ids))
+
+    def insert(self, block_id: int, content: BlockContent, user: BlockUser, now: float) -> list[int]:
+        """Publish a held block whose content has been computed. Its parent must be published (or NO_BLOCK). Returns
+        the partial blocks that it supersedes and that nobody held: they are given up."""
         parent_id, block_hash = content.parent_id, content.hash
+        superseded = [
+            other
+            for other in self.tails.shorter(content.parent_hash, content.token_ids)
+            if other != block_id and self.drop(other)
+        ]
         self.tails.add(block_id, content.parent_hash, content.token_ids)
         parent = self._cached.get(parent_id)
         if parent is not None:
@@ -88,18 +100,21 @@ class PrefixCache:
             num_children=0,
             last_used_s=now,
             num_sharers=1,
-            last_sharer=sharer,
-            priority=priority,
+            last_sharer=user.name,
+            priority=user.priority,
         )
+        self.sessions.own(block_id, user, now)
+        return superseded
 
-    def use(self, block_id: int, *, sharer: str, priority: int, now: float) -> float:
-        """A hit: the block is held (again). Returns for how many seconds nobody had used it."""
+    def use(self, block_id: int, user: BlockUser, now: float) -> float:
+        """A hit: the block is held (again). Returns for how many seconds nobody had held it."""
         block = self._cached[block_id]
         block.num_uses += 1
-        if sharer != block.last_sharer:
+        if user.name != block.last_sharer:
             block.num_sharers += 1
-            block.last_sharer = sharer
-        block.priority = min(block.priority, priority)
+            block.last_sharer = user.name
+        block.priority = min(block.priority, user.priority)
+        self.sessions.used(block_id, user, now)
         if block_id in self._unheld:
             self._unheld.discard(block_id)
             self._stamp.pop(block_id, None)
@@ -110,6 +125,7 @@ class PrefixCache:
         """The last holder let go: the block stays until its room is needed."""
         block = self._cached[block_id]
         block.last_used_s = now
+        self.sessions.retired(block_id, now)
         self._unheld.add(block_id)
         if block.num_children == 0:
             self._nominate(block_id)
@@ -125,7 +141,7 @@ class PrefixCache:
         return block_id
 
     def drop(self, block_id: int) -> bool:
-        """Give up this block if it is an unheld leaf (the end of a conversation's time to live). True if it went."""
+        """Give up this block if it is an unheld leaf. True if it went."""
         if block_id not in self._unheld or self._cached[block_id].num_children:
             return False
         self._remove(block_id)
@@ -138,6 +154,7 @@ class PrefixCache:
         block = self._cached.pop(block_id)
         del self._block_of[block.hash]
         self.tails.remove(block_id)
+        self.sessions.disown(block_id)
         self._unheld.discard(block_id)
         self._stamp.pop(block_id, None)
         parent = self._cached.get(block.parent_id)

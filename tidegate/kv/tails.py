@@ -7,6 +7,9 @@ conversations start alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 _MAX_COMPARED = 16
 
 
@@ -33,15 +36,34 @@ class TailIndex:
             if not blocks:
                 del self._blocks[place]
 
+    def shorter(self, parent_hash: bytes, token_ids: list[int]) -> list[int]:
+        """Blocks known to begin with a proper start of `token_ids` and to hold nothing else, of the newest few."""
+        return [
+            block_id
+            for block_id, tokens in self._newest(parent_hash, token_ids)
+            if len(tokens) < len(token_ids) and token_ids[: len(tokens)] == tokens
+        ]
+
+    def longer(self, parent_hash: bytes, token_ids: list[int]) -> list[int]:
+        """Blocks known to begin with all of `token_ids` and more, of the newest few."""
+        return [
+            block_id
+            for block_id, tokens in self._newest(parent_hash, token_ids)
+            if len(tokens) > len(token_ids) and tokens[: len(token_ids)] == token_ids
+        ]
+
     def match(self, parent_hash: bytes, token_ids: list[int]) -> tuple[int, int]:
         """The block that begins with the most of `token_ids`, and with how many. (-1, 0) when there is none."""
         best, best_length = -1, 0
-        blocks = self._blocks.get((parent_hash, token_ids[0])) if token_ids else None
-        for _, block_id in zip(range(_MAX_COMPARED), reversed(blocks or {}), strict=False):
-            length = _common_length(blocks[block_id] if blocks else [], token_ids)
+        for block_id, tokens in self._newest(parent_hash, token_ids):
+            length = _common_length(tokens, token_ids)
             if length > best_length:
                 best, best_length = block_id, length
         return best, best_length
+
+    def _newest(self, parent_hash: bytes, token_ids: list[int]) -> Iterator[tuple[int, list[int]]]:
+        blocks = self._blocks.get((parent_hash, token_ids[0])) if token_ids else None
+        return islice(reversed(blocks.items()), _MAX_COMPARED) if blocks else iter(())
 
 
 def _common_length(a: list[int], b: list[int]) -> int:

@@ -8,6 +8,27 @@ from __future__ import annotations
 
 import msgspec
 
+AGE_BOUNDS_S = (0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
+"""Upper bounds of the classes that blocks are counted in by age; one more class is open."""
+
+
+class CacheLife(msgspec.Struct, array_like=True, frozen=True):
+    """What became of the KV blocks of one engine since its start; see kv/pool_stats.py. Lists have one count for each
+    class of AGE_BOUNDS_S."""
+
+    policy: str
+    num_evictions: int
+    num_expired: int
+    num_superseded: int
+    hits_by_age: tuple[int, ...]
+    hit_age_s: float
+    freed_to_reused: tuple[int, ...]
+    freed_to_reused_s: float
+    num_tail_waste_tokens: int
+    num_finished_blocks: int
+    num_delayed_for_growth: int
+    num_delayed_for_blocks: int
+
 
 class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     """The load of one engine at a step boundary.
@@ -28,6 +49,7 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     step_start_s: float
     step_prefill_tokens: int
     step_decode_rows: int
+    cache: CacheLife | None = None
 
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True):

@@ -18,8 +18,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tidegate.metrics.cache_life import cache_life_families
 from tidegate.metrics.histogram import COUNT_BOUNDS, Histogram
-from tidegate.metrics.load_snapshot import LoadReport, StepStats
+from tidegate.metrics.load_snapshot import CacheLife, LoadReport, StepStats
 from tidegate.metrics.timeline import Timeline
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -33,6 +34,7 @@ class ServerMetrics:
     def __init__(self) -> None:
         self._info: dict[str, str] = {}
         self._loads: dict[str, LoadReport] = {}
+        self._lives: list[CacheLife] = []  # of workers that are gone
         self._num_queued = 0
         self._num_requests: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -61,7 +63,9 @@ class ServerMetrics:
 
     def drop_worker(self, worker_id: str = "") -> None:
         """A worker is gone, and its load with it."""
-        self._loads.pop(worker_id, None)
+        load = self._loads.pop(worker_id, None)
+        if load is not None and load.cache is not None:
+            self._lives.append(load.cache)
 
     def observe_step(self, stats: StepStats) -> None:
         self._histograms["step"].observe(stats.compute_s)
@@ -136,6 +140,7 @@ class ServerMetrics:
         yield CounterMetricFamily(
             "tidegate_engine_loop_seconds", "Time of the turns of the engine loop that had a step.", value=self._loop_s
         )
+        yield from cache_life_families([*self._lives, *(load.cache for load in loads if load.cache is not None)])
         for name, documentation in _LATENCIES.items():
             yield _histogram_family(f"tidegate_{name}_seconds", documentation, self._histograms[name])
         for name, documentation in _COMPOSITION.items():

@@ -1,9 +1,10 @@
 """What the next step computes, and for whom.
 
 Each step: every running decode gets its token first; prefills go on, in their order, within what is left of
-max_num_batched_tokens and what the decodes' objectives allow (pacing.py); then waiting states join while slots, blocks and budget allow. Blocks for all that a
-state has, and its next token, are taken when it joins, so a prefill never stops for want of blocks; a decode that needs
-a block and finds none makes the worst placed state give way (preemption.py), which replays later from its old place.
+max_num_batched_tokens and what the decodes' objectives allow (pacing.py); then waiting states join while slots, blocks
+and budget allow. Blocks for all that a state has, and its next token, are taken when it joins, so a prefill never stops
+for want of blocks; a decode that needs a block and finds none makes the worst placed state give way (preemption.py),
+which replays later from its old place.
 
 Owns: slots, the waiting states, the plan. Never: tensors, text, sampling, or telling anyone (the engine does).
 """
@@ -18,8 +19,8 @@ from tidegate.kv.block_hash import block_hash, extend_block_hashes
 from tidegate.kv.block_pool import NO_BLOCK, BlockContent, BlockPool
 from tidegate.request import Phase
 from tidegate.scheduler.output_length import OutputLength, peak_growth
-from tidegate.scheduler.preemption import choose_victim
 from tidegate.scheduler.pacing import StepPacing
+from tidegate.scheduler.preemption import choose_victim
 from tidegate.scheduler.state import RequestState
 from tidegate.scheduler.step import SampleSpec, StepPlan, StepRow
 from tidegate.scheduler.waiting import WaitingStates
@@ -41,9 +42,6 @@ class SchedulerStats:
     num_preemptions: int = 0
     num_replayed_tokens: int = 0
     num_computed_tokens: int = 0
-    num_delayed_for_blocks: int = 0
-    num_tail_waste_tokens: int = 0
-    num_finished_blocks: int = 0
 
 
 def _order(state: RequestState) -> tuple[int, float, int, int]:
@@ -87,6 +85,7 @@ class Scheduler:
         rows: list[StepRow] = []
         planned: list[RequestState] = []
         self._growth = None
+        self.pool.expire_sessions(now)
         self._make_room_for_decodes(now)
         num_decode_rows, num_context_tokens = self._plan_decodes(rows, planned)
         budget = self.max_num_batched_tokens - num_decode_rows
@@ -160,8 +159,7 @@ class Scheduler:
             row.next_token_ids = state.token_ids[start + 1 : end + 1]
         rows.append(row)
         planned.append(state)
-        if state.num_preemptions and state.num_since_resume == 0:
-            self.stats.num_replayed_tokens += end - start
+        self.stats.num_replayed_tokens += max(0, min(end, state.num_once_computed) - start)
         return end - start
 
     def _sample_spec(self, state: RequestState, offset: int, choice: int) -> SampleSpec:
@@ -221,11 +219,12 @@ class Scheduler:
         num_unheld_hits = sum(self.pool.num_holders(block_id) == 0 for block_id in cached)
         num_available = self.pool.num_available - num_unheld_hits
         if num_new > num_available:
+            self.pool.stats.num_delayed_for_blocks += self._is_newly_delayed(state)
             return False
         if self.num_running and not self._leaves_room_to_grow(num_available - num_new):
-            self.stats.num_delayed_for_blocks += 1
+            self.pool.stats.num_delayed_for_growth += self._is_newly_delayed(state)
             return False
-        self.pool.hold(cached, now, sharer=state.sharer, priority=state.request.priority)
+        self.pool.hold(cached, state.user, now, is_replay=state.num_cached_tokens >= 0)
         new = self.pool.allocate(num_new, now)
         if new is None:
             raise RuntimeError(f"{num_new} blocks were available and are not")
@@ -233,6 +232,13 @@ class Scheduler:
         if hit.num_tail_tokens:
             # Even if `new` has just evicted the source: copies are done before anything is computed.
             self.block_copies.append((hit.tail_id, new[0]))
+        return True
+
+    def _is_newly_delayed(self, state: RequestState) -> bool:
+        """True once a state, if it has to wait although some blocks could be had."""
+        if state.was_delayed or not self.pool.num_available:
+            return False
+        state.was_delayed = True
         return True
 
     def _leaves_room_to_grow(self, num_left: int) -> bool:
@@ -291,8 +297,10 @@ class Scheduler:
         """Put the computed part of its last block there too, for copying; done when the state lets go of it."""
         num_full = state.num_computed // self.block_size
         if state.num_computed % self.block_size and num_full == state.num_published and self.enable_prefix_caching:
+            parent_hash = self._parent_hash(state, num_full)
             tail = state.token_ids[num_full * self.block_size : state.num_computed]
-            self._publish_block(state, num_full, block_hash(self._parent_hash(state, num_full), tail), now)
+            if not self.pool.cache.covers(parent_hash, tail):
+                self._publish_block(state, num_full, block_hash(parent_hash, tail), now)
 
     def offer_tail(self, state: RequestState) -> None:
         """Let others copy the computed part of the last block of a running state: the end of a prompt."""
@@ -310,13 +318,14 @@ class Scheduler:
             token_ids=state.token_ids[start : min(start + self.block_size, state.num_computed)],
         )
         self.pool.cache.tails.remove(blocks[i])
-        blocks[i] = self.pool.publish(blocks[i], content, sharer=state.sharer, priority=state.request.priority, now=now)
+        blocks[i] = self.pool.publish(blocks[i], content, state.user, now)
 
     def _parent_hash(self, state: RequestState, i: int) -> bytes:
         return state.block_hashes[i - 1] if i else state.root_hash
 
     def preempt(self, state: RequestState, now: float) -> None:
         """Take everything from a running state; it waits at its old place and replays what it had."""
+        state.num_once_computed = max(state.num_once_computed, state.num_computed)
         self._leave(state, now)
         state.phase = Phase.PREEMPTED
         state.num_preemptions += 1
@@ -334,8 +343,8 @@ class Scheduler:
             self.waiting.remove(state)
             return
         self.output_length.observe(state.num_output_tokens)
-        self.stats.num_tail_waste_tokens += len(state.block_ids) * self.block_size - state.num_computed
-        self.stats.num_finished_blocks += len(state.block_ids)
+        self.pool.stats.num_tail_waste_tokens += len(state.block_ids) * self.block_size - state.num_computed
+        self.pool.stats.num_finished_blocks += len(state.block_ids)
         self._leave(state, now)
 
     def _leave(self, state: RequestState, now: float) -> None:

@@ -10,6 +10,7 @@ preempted). `order` is its place: (priority, the gate's key, arrival at this eng
 
 from __future__ import annotations
 
+from tidegate.kv.sessions import BlockUser
 from tidegate.request import Phase, Request, SamplingParams
 
 
@@ -23,6 +24,7 @@ class RequestState:
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed",
+        "num_once_computed",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published",
@@ -38,14 +40,22 @@ class RequestState:
         "row_id",
         "scheduled_s",
         "seed",
-        "sharer",
         "stop_token_ids",
         "token_ids",
         "tpot_slo_s",
+        "user",
+        "was_delayed",
     )
 
     def __init__(
-        self, request: Request, index: int, row_id: int, arrival_id: int, root_hash: bytes, now: float
+        self,
+        request: Request,
+        index: int,
+        row_id: int,
+        arrival_id: int,
+        root_hash: bytes,
+        user: BlockUser,
+        now: float,
     ) -> None:
         self.request = request
         self.index = index
@@ -55,7 +65,8 @@ class RequestState:
         self.tpot_slo_s = request.tpot_slo_s
         self.params: SamplingParams = request.params
         self.seed = request.seed + index
-        self.sharer = request.session_id or request.request_id
+        self.user = user
+        self.was_delayed = False
         self.stop_token_ids = frozenset(request.stop_token_ids)
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
@@ -68,6 +79,7 @@ class RequestState:
         self.phase = Phase.DISPATCHED
         self.num_cached_tokens = -1  # not known before the first admission
         self.num_preemptions = 0
+        self.num_once_computed = 0  # when it was last preempted; what is computed again up to here is a replay
         self.num_since_resume = 0
         self.received_s = now
         self.scheduled_s = -1.0
@@ -85,7 +97,7 @@ class RequestState:
 
     def fork(self, index: int, row_id: int) -> RequestState:
         """Another choice of the same request, with the same prompt and no output yet. Takes no blocks."""
-        other = RequestState(self.request, index, row_id, self.order[2], self.root_hash, self.received_s)
+        other = RequestState(self.request, index, row_id, self.order[2], self.root_hash, self.user, self.received_s)
         other.block_hashes = self.block_hashes[: self.num_published]
         other.num_cached_tokens = self.num_cached_tokens
         other.scheduled_s = self.scheduled_s
