@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tidegate.bench.cli import app as bench_app
 from tidegate.config import ConfigError, flag_name, flags, load_config
 from tidegate.terminal import TerminalError
 from tidegate.version import __version__
@@ -34,7 +35,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 model_app = typer.Typer(help="The models on this machine.", no_args_is_help=True)
-bench_app = typer.Typer(help="How fast it is here.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
 
@@ -217,24 +217,6 @@ def explain(
         print_timeline(timeline)
     else:
         _write_json(timeline, json_path)
-
-
-# How fast it is.
-
-
-@bench_app.command("offline")
-def bench_offline(
-    only: Annotated[
-        int | None, typer.Option("--only", help="Run one part: 16 at a time, or 1; default: both.", metavar="16|1")
-    ] = None,
-    json_path: JsonOption = None,
-) -> None:
-    """The engine against OpenVINO GenAI's continuous batching, same model and work, in alternating pairs."""
-    if only not in (None, 1, 16):
-        raise ConfigError(f"--only takes 16 or 1, not {only}")
-    from tidegate.bench.offline import run
-
-    raise typer.Exit(run(only=only, json_path=json_path))
 
 
 def _write_json(document: object, json_path: str) -> None:

@@ -59,7 +59,7 @@ def compile_paged_model(ir_path: Path, kv_cache_dtype: KvCacheDtype, num_threads
         model = core.read_model(ir_path)
         paged_attention_transformation(model)
         _gather_before_projection(model)
-        compiled = core.compile_model(model, "CPU", _settings(precision, num_threads))
+        compiled = core.compile_model(model, "CPU", compile_settings(precision, num_threads))
     except RuntimeError as error:
         raise ExecutorError(f"cannot load the model {ir_path}: {_cause(error)}") from error
     cache_tensors = tuple(_cache_tensors(compiled))
@@ -72,7 +72,8 @@ def compile_paged_model(ir_path: Path, kv_cache_dtype: KvCacheDtype, num_threads
     )
 
 
-def _settings(precision: Precision, num_threads: int) -> dict[str, Any]:
+def compile_settings(precision: Precision, num_threads: int) -> dict[str, Any]:
+    """What the CPU plugin is told. Public for comparisons, which must be run with the same."""
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
