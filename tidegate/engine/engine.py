@@ -23,6 +23,7 @@ from tidegate.metrics.load_snapshot import LoadReport
 from tidegate.request import FinishReason, Phase, PrefillTimes, Request, RequestOutput, TokenLogprobs
 from tidegate.scheduler.scheduler import Scheduler
 from tidegate.scheduler.state import RequestState
+from tidegate.scheduler.static_batching import StaticBatching, StaticScheduler
 from tidegate.scheduler.step import StepPlan, StepResult, StepRow
 
 
@@ -42,11 +43,14 @@ class Engine:
         scheduler: SchedulerConfig,
         cache: CacheConfig,
         cost_model: CostModel | None = None,
+        batching: StaticBatching | None = None,
     ) -> None:
+        """`batching` is for comparisons; without it batching is continuous."""
         self.info = info
         self.cost_model = cost_model or CostModel()
         self.pool = BlockPool(info.num_blocks, cache.eviction)
-        self.scheduler = Scheduler(self.pool, info.block_size, scheduler, cache, self.cost_model)
+        parts = (self.pool, info.block_size, scheduler, cache, self.cost_model)
+        self.scheduler = StaticScheduler(*parts, batching) if batching is not None else Scheduler(*parts)
         self._live: dict[str, _Live] = {}
         self._roots: dict[str, bytes] = {}
         self._plan: StepPlan | None = None

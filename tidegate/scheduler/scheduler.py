@@ -80,6 +80,11 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self.prefilling) + len(self.decoding)
 
+    @property
+    def deadline_s(self) -> float | None:
+        """When to ask for a plan again though nothing has happened. Here: never."""
+        return None
+
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed."""
         rows: list[StepRow] = []
@@ -221,7 +226,7 @@ class Scheduler:
         if num_new > num_available:
             self.pool.stats.num_delayed_for_blocks += self._is_newly_delayed(state)
             return False
-        if self.num_running and not self._leaves_room_to_grow(num_available - num_new):
+        if not self._may_join(state, num_available - num_new):
             self.pool.stats.num_delayed_for_growth += self._is_newly_delayed(state)
             return False
         self.pool.hold(cached, state.user, now, is_replay=state.num_cached_tokens >= 0)
@@ -240,6 +245,10 @@ class Scheduler:
             return False
         state.was_delayed = True
         return True
+
+    def _may_join(self, state: RequestState, num_left: int) -> bool:
+        """Whether a state for which there are blocks may join, leaving `num_left` to those who run."""
+        return not self.num_running or self._leaves_room_to_grow(num_left)
 
     def _leaves_room_to_grow(self, num_left: int) -> bool:
         """Whether `num_left` blocks are enough for those who run already, so that none will have to be preempted."""

@@ -24,6 +24,7 @@ from tidegate.gate.effects import CancelAtWorker, Deliver, Dispatch, GateEffect,
 from tidegate.gate.gate import Gate
 from tidegate.metrics.load_snapshot import StepStats
 from tidegate.request import FinishReason, Request, RequestOutput
+from tidegate.scheduler.static_batching import StaticBatching
 from tidegate.version import __version__
 from tidegate.worker.messages import PROTOCOL_VERSION, StepReport, WorkerInfo
 
@@ -93,6 +94,7 @@ class Simulator:
         num_workers: int = 1,
         times: SimTimes | None = None,
         duration_of: Callable[[float], float] | None = None,
+        batching: StaticBatching | None = None,
     ) -> None:
         """`duration_of` maps the cost model's seconds of a step to those it takes (noise, a slower machine)."""
         self.clock = SimClock()
@@ -107,7 +109,7 @@ class Simulator:
         self._tick_s: float | None = None
         for i in range(num_workers):
             worker_id = f"w{i}"
-            engine = Engine(info, config.scheduler, config.cache)
+            engine = Engine(info, config.scheduler, config.cache, batching=batching)
             self.workers[worker_id] = SimWorker(worker_id, engine, SimExecutor(info, cost))
             self._apply(self.gate.worker_ready(_worker_info(worker_id, info, config), 0.0))
 
@@ -214,11 +216,17 @@ class Simulator:
             duration_s = self._duration_of(worker.handle.duration_s) + self._times.loop_s
             worker.busy_s += duration_s
             self.at(now + duration_s, lambda: self._step_ended(worker))
+        elif (deadline_s := worker.engine.scheduler.deadline_s) is not None:
+            self.at(deadline_s, lambda: self._wake(worker))
         report = StepReport("i", outputs, worker.engine.load(now), stats)
         self.at(
             now + self._times.hop_s,
             lambda: self._apply(self.gate.handle_report(worker.worker_id, report, self.clock.now())),
         )
+
+    def _wake(self, worker: SimWorker) -> None:
+        if worker.handle is None:
+            self._launch(worker, [], None)
 
     def _step_ended(self, worker: SimWorker) -> None:
         handle, now = worker.handle, self.clock.now()
