@@ -12,7 +12,7 @@ Invariant: num_free + num_cached + num_held == num_blocks (kv/audit.py).
 
 from __future__ import annotations
 
-from tidegate.kv.eviction import POLICIES, PolicyName
+from tidegate.kv.eviction import PolicyName, make_policy
 from tidegate.kv.pool_stats import PoolStats
 from tidegate.kv.prefix_cache import NO_BLOCK, BlockContent, PrefixCache
 from tidegate.kv.sessions import BlockUser
@@ -25,7 +25,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, policy: PolicyName = "lru") -> None:
         self.num_blocks = num_blocks
         self.policy = policy
-        self.cache = PrefixCache(POLICIES[policy]())
+        self.cache = PrefixCache(make_policy(policy, num_blocks))
         self.stats = PoolStats()
         self._free = list(range(num_blocks - 1, -1, -1))
         self._num_holders = [0] * num_blocks

@@ -125,6 +125,7 @@ class PrefixCache:
         """The last holder let go: the block stays until its room is needed."""
         block = self._cached[block_id]
         block.last_used_s = now
+        block.mark = self._policy.mark()
         self.sessions.retired(block_id, now)
         self._unheld.add(block_id)
         if block.num_children == 0:
