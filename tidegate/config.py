@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 
@@ -131,6 +131,57 @@ class GateConfig(_Component):
     queue_timeout: Duration = Field(
         600.0, gt=0, description="Seconds a request may wait at the gate before it is refused with 429."
     )
+    admission: Literal["on", "observe", "off"] = Field(
+        "on",
+        description="Whether requests that are predicted to miss their objective are downgraded or refused (on), only "
+        "reported (observe), or not looked at (off: the bounds of the queue alone).",
+    )
+    order: Literal["deadline", "shortest-prefill", "fifo"] = Field(
+        "deadline", description="Who is served first among the waiting requests of a tier."
+    )
+    long_prompt: int = Field(1024, ge=1, description="Prompt tokens from which on a prefill counts as long.")
+    max_long_prefills: int = Field(1, ge=1, description="Most long prefills that a worker may have at once.")
+
+
+TPOT_SLO_DEFAULT_S = 0.15
+
+
+class TierConfig(_Component):
+    """A service tier: what its requests are promised, and what is done with one whose promise cannot be kept."""
+
+    rank: int = Field(1, ge=0, description="Place among the tiers; lower is served first.")
+    ttft_slo: Duration | None = Field(2.0, gt=0, description="Objective for the time to the first token, in seconds.")
+    tpot_slo: Duration | None = Field(
+        TPOT_SLO_DEFAULT_S, gt=0, description="Objective for the mean time between tokens, in seconds."
+    )
+    downgrade: tuple[str, ...] = Field(
+        (), description="What to try, in this order, before a request is refused: clamp:N, tier:NAME."
+    )
+    max_queued: int = Field(64, ge=0, description="Most requests of this tier that wait at the gate.")
+    age_after: Duration = Field(
+        30.0, gt=0, description="Seconds at the gate after which a request is served before the tiers above its own."
+    )
+    max_prompt_tokens: int | None = Field(None, ge=1, description="Longest prompt served in this tier undowngraded.")
+    max_expected_output: int | None = Field(
+        None, ge=1, description="Longest expected answer (90th percentile, tokens) served in this tier undowngraded."
+    )
+
+    @field_validator("downgrade")
+    @classmethod
+    def _known_actions(cls, actions: tuple[str, ...]) -> tuple[str, ...]:
+        for action in actions:
+            kind, _, value = action.partition(":")
+            if not ((kind == "clamp" and value.isdigit() and int(value) > 0) or (kind == "tier" and value)):
+                raise ValueError(f"{action!r} is no downgrade; write clamp:N (output tokens) or tier:NAME")
+        return actions
+
+
+def _default_tiers() -> dict[str, TierConfig]:
+    return {
+        "priority": TierConfig(rank=0, ttft_slo=1.0, tpot_slo=0.1),
+        "default": TierConfig(rank=1),
+        "flex": TierConfig(rank=2, ttft_slo=60.0, tpot_slo=0.5, max_queued=256),
+    }
 
 
 class LogConfig(_Component):
@@ -144,7 +195,34 @@ class Config(_Component):
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
     worker: WorkerConfig = Field(default_factory=WorkerConfig)
     gate: GateConfig = Field(default_factory=GateConfig)
+    tiers: dict[str, TierConfig] = Field(default_factory=_default_tiers)
     log: LogConfig = Field(default_factory=LogConfig)
+
+    @field_validator("tiers", mode="before")
+    @classmethod
+    def _keep_the_built_in_tiers(cls, tables: object) -> object:
+        """A file that names some keys of `priority`, `default` or `flex` leaves the others as they are."""
+        if not isinstance(tables, dict):
+            return tables
+        merged: dict[str, Any] = {name: tier.model_dump() for name, tier in _default_tiers().items()}
+        for name, table in tables.items():
+            if isinstance(table, TierConfig):
+                merged[name] = table
+            elif isinstance(table, dict):
+                merged[name] = merged.get(name, {}) | table
+            else:
+                merged[name] = table
+        return merged
+
+    @field_validator("tiers")
+    @classmethod
+    def _downgrades_lead_somewhere(cls, tiers: dict[str, TierConfig]) -> dict[str, TierConfig]:
+        for name, tier in tiers.items():
+            for action in tier.downgrade:
+                kind, _, target = action.partition(":")
+                if kind == "tier" and (target not in tiers or target == name):
+                    raise ValueError(f"tiers.{name}.downgrade names tier {target!r}; known: {', '.join(tiers)}")
+        return tiers
 
 
 def load_config(path: Path | None = None, given: dict[str, Any] | None = None) -> Config:
@@ -265,6 +343,8 @@ def _describe(error: ValidationError) -> str:
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
         parent: Any = Config if len(path) == 1 else Config.model_fields[path[0]].annotation
+        if path[0] == "tiers":
+            parent = TierConfig
         return f"unknown config key '{where}'; {_did_you_mean(path[-1], sorted(parent.model_fields))}"
     message = first["msg"].removeprefix("Value error, ")
     flag = f" ({flag_name(path[-1])})" if len(path) == 2 else ""

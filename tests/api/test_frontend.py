@@ -43,7 +43,7 @@ class Scene:
     def __init__(self, **settings: Any) -> None:
         config: Config = load_config(None, settings)
         self.clock = SimClock(10.0)
-        self.gate = Gate(config.gate)
+        self.gate = Gate(config)
         self.metrics = ServerMetrics()
         self.frontend = Frontend(config, self.gate, self.metrics, self.clock)
         self.worker = ScriptedWorker()

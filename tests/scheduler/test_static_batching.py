@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.engine_driver import make_request, sim_info
-from tidegate.config import Config, SchedulerConfig
+from tidegate.config import Config, GateConfig, SchedulerConfig
 from tidegate.cost_model import StepCost
 from tidegate.engine.engine import Engine
 from tidegate.scheduler.static_batching import StaticBatching, StaticScheduler
@@ -102,7 +102,7 @@ def _simulated(batching: StaticBatching | None) -> list[SimOutcome]:
     arrivals = [SimArrival(make_request(f"r{i}", [i + 1] * 20, 4 + 12 * (i % 4)), None) for i in range(40)]
     for i, arrival in enumerate(arrivals):
         arrival.request.arrival_s = 0.02 * i
-    config = Config(scheduler=SchedulerConfig(max_num_seqs=8))
+    config = Config(scheduler=SchedulerConfig(max_num_seqs=8), gate=GateConfig(admission="off"))
     return Simulator(config, sim_info(400), StepCost(), batching=batching).run(arrivals)
 
 
@@ -116,7 +116,7 @@ def test_the_simulator_serves_everyone_later_than_with_continuous_batching():
 
 
 def test_a_lone_request_is_served_after_the_longest_wait():
-    (outcome,) = Simulator(Config(), sim_info(), StepCost(), batching=StaticBatching(batch_size=8, max_wait_s=0.2)).run(
+    (outcome,) = Simulator(Config(gate=GateConfig(admission="off")), sim_info(), StepCost(), batching=StaticBatching(batch_size=8, max_wait_s=0.2)).run(
         [SimArrival(make_request("r", [1] * 4, 2))]
     )
     assert outcome.num_output_tokens == 2

@@ -55,7 +55,7 @@ def run(config: Config) -> int:
 async def _serve(config: Config, model: ModelSource, listener: socket.socket) -> int:
     clock = RealClock()
     metrics = ServerMetrics()
-    frontend = Frontend(config, Gate(config.gate), metrics, clock)
+    frontend = Frontend(config, Gate(config), metrics, clock)
     api = Api(frontend, config.server, clock, lambda: (metrics.render(), CONTENT_TYPE))
     http = Server(api, config.server, listener)
     serving = asyncio.ensure_future(http.serve())

@@ -11,7 +11,7 @@ import random
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from tidegate.config import CacheConfig, Config, SchedulerConfig
+from tidegate.config import Config, GateConfig, SchedulerConfig
 from tidegate.cost_model import StepCost
 from tidegate.executor.base import ExecutorInfo
 from tidegate.request import Request, SamplingParams
@@ -65,7 +65,7 @@ def workload(clients: Clients, seed: int, num_requests: int = NUM_REQUESTS) -> l
 
 def run(arrivals: list[SimArrival], *, max_num_seqs: int, num_blocks: int) -> PreemptionRun:
     info = ExecutorInfo("sim", "0" * 64, "none", "u8", "none", _BLOCK_SIZE, num_blocks, 1, 1000, 4096)
-    config = Config(scheduler=SchedulerConfig(max_num_seqs=max_num_seqs), cache=CacheConfig(enable_prefix_caching=True))
+    config = Config(scheduler=SchedulerConfig(max_num_seqs=max_num_seqs), gate=GateConfig(admission="off"))
     simulator = Simulator(config, info, StepCost())
     outcomes = simulator.run(arrivals)
     stats = simulator.workers["w0"].engine.scheduler.stats

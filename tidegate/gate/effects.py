@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tidegate.admission.decision import Admit, Downgrade, Queue
 from tidegate.request import Request, RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What admission has decided of a request, and how it is served (tier, max_tokens, objectives). Comes before any
+    other effect of the request; again when a request that waits is downgraded. Not for a refusal."""
+
+    request: Request
+    decision: Admit | Queue | Downgrade
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ class Refuse:
     outcome: str
     message: str
     retry_after_s: float | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
-GateEffect = Dispatch | CancelAtWorker | Deliver | Refuse
+GateEffect = Decided | Dispatch | CancelAtWorker | Deliver | Refuse

@@ -1,12 +1,13 @@
 """The one waiting queue of the fleet, and the hand that gives requests to workers.
 
     submit ─> decide ─┬─ Reject ──> Refuse
-                      └─ wait ────> queue ─── a worker can soon use it ──> Dispatch ──> reports ──> Deliver
+                      └─ served ──> queue ─── a worker can soon use it ──> Dispatch ──> reports ──> Deliver
+                                      └─ its objective is out of reach ──> downgraded, or Refuse in time
 
 Requests wait here, where order, expiry and admission can still act, and not inside engines: a worker is given what its
-slots can take, and a short look-ahead (look_ahead.py). Sans-I/O: each verb returns effects for the shell to carry out.
+slots and next steps can take, and a short look-ahead. Sans-I/O: each verb returns effects for the shell to carry out.
 
-Invariant: a request is in the queue or outstanding at exactly one worker, until its last effect (Refuse, or the Deliver
+Invariant: a request is in the queue or dispatched to exactly one worker, until its last effect (Refuse, or the Deliver
 that ends its last choice) has been returned; then the gate has forgotten it. A cancelled request gets no more effects,
 but counts as load until its worker has confirmed that it is gone.
 """
@@ -14,48 +15,67 @@ but counts as load until its worker has confirmed that it is gone.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
-from tidegate.admission.controller import decide
-from tidegate.admission.decision import Reject
-from tidegate.config import GateConfig
-from tidegate.gate.effects import CancelAtWorker, Deliver, Dispatch, GateEffect, Refuse
+import msgspec
+
+from tidegate.admission.controller import Prediction, apply_downgrade, decide
+from tidegate.admission.decision import Admit, Downgrade, Reject
+from tidegate.admission.forecast import forecast
+from tidegate.admission.residual import TtftResidual
+from tidegate.config import Config
+from tidegate.gate.dispatched import Dispatched, WorkerView, pending_prompt
+from tidegate.gate.effects import CancelAtWorker, Decided, Deliver, Dispatch, GateEffect, Refuse
 from tidegate.gate.look_ahead import LookAhead
+from tidegate.gate.order import order_key
 from tidegate.gate.queue import QueuedRequest, WaitingQueue
 from tidegate.metrics.load_snapshot import LoadSnapshot
-from tidegate.request import FinishReason, Request, RequestOutput
-from tidegate.routing.choice import least_load
-from tidegate.routing.registry import WorkerEntry, WorkerRegistry
+from tidegate.request import FinishReason, InvalidRequest, Request, RequestOutput
+from tidegate.routing.registry import WorkerRegistry
+from tidegate.scheduler.output_length import OutputLength
+from tidegate.scheduler.pacing import MIN_PREFILL_TOKENS
 from tidegate.worker.messages import StepReport, WorkerInfo
 
-
-@dataclass(slots=True)
-class _Dispatched:
-    queued: QueuedRequest
-    worker_id: str
-    num_open_choices: int
-    has_output: bool = False
-    is_cancelled: bool = False
+_MAX_AHEAD = 64  # queued requests before a new one that a forecast plays through one by one
+_MAX_BEHIND = 16  # and behind it, that are checked for harm
 
 
 class Gate:
-    def __init__(self, config: GateConfig) -> None:
-        self._config = config
+    def __init__(self, config: Config) -> None:
+        self._config = config.gate
+        self._tiers = config.tiers
+        self._step_is_paced = config.scheduler.step == "adaptive"
         self._queue = WaitingQueue()
-        self._workers = WorkerRegistry()
-        self._look_ahead: dict[str, LookAhead] = {}
-        self._dispatched: dict[str, _Dispatched] = {}
+        self._registry = WorkerRegistry()
+        self._views: dict[str, WorkerView] = {}
+        self._dispatched: dict[str, Dispatched] = {}
+        self._lengths: defaultdict[tuple[str, str], OutputLength] = defaultdict(OutputLength)
+        self._residual = TtftResidual()
         self._is_draining = False
+        self._num_arrived = 0
+        # For the shell's metrics, which takes and clears them: (tier, predicted, actual) of each first token.
+        self.judged: list[tuple[str, float, float]] = []
 
     # What clients do.
 
     def submit(self, request: Request, now: float) -> list[GateEffect]:
-        """Take a request in. The first effect may already be its refusal or its dispatch."""
-        decision = decide(request, self.snapshot(), self._config)
+        """Take a request in. The first effect is its refusal, or what was decided. Raises InvalidRequest for a tier
+        that does not exist."""
+        request = self._with_tier(request)
+        decision, served = decide(request, self.snapshot(), self._tiers, self._config, lambda r: self.predict(r, now))
         if isinstance(decision, Reject):
-            return [Refuse(request.request_id, decision.reason, decision.message, decision.retry_after_s)]
-        self._queue.push(request, now + self._config.queue_timeout)
-        return self._dispatch_all()
+            if self._config.admission == "on" or decision.reason not in _PREDICTED:
+                return [_refuse(request.request_id, decision)]
+            served = request
+        elif isinstance(decision, Downgrade) and self._config.admission == "observe":
+            served = request
+        self._num_arrived += 1
+        queued = QueuedRequest(self._with_order(served), self._num_arrived, rank=served.priority)
+        queued.predicted_ttft_s = decision.numbers.get("predicted_ttft_ms", 0.0) / 1e3
+        queued.was_queued = not isinstance(decision, Admit)
+        queued.due = self._due(served, now)
+        self._queue.push(queued)
+        decided: list[GateEffect] = [] if isinstance(decision, Reject) else [Decided(served, decision)]
+        return decided + self._dispatch_all()
 
     def cancel(self, request_id: str, now: float) -> list[GateEffect]:
         """The client went away, or has all it wants. Unknown ids do nothing."""
@@ -65,38 +85,38 @@ class Gate:
         if dispatched is None or dispatched.is_cancelled:
             return []
         dispatched.is_cancelled = True
+        if dispatched.num_output_tokens:
+            self._lengths_of(dispatched.request).observe(dispatched.num_output_tokens)
         return [CancelAtWorker(dispatched.worker_id, request_id)]
 
     # What workers do.
 
     def worker_ready(self, info: WorkerInfo, now: float) -> list[GateEffect]:
-        self._workers.add(info)
-        self._look_ahead[info.worker_id] = LookAhead(info.max_num_seqs)
+        entry = self._registry.add(info)
+        self._views[info.worker_id] = WorkerView(entry, LookAhead(info.max_num_seqs), self._step_is_paced)
         return self._dispatch_all()
 
     def worker_lost(self, worker_id: str, now: float) -> list[GateEffect]:
         """A worker is gone. What it had begun ends with an error; what it had not goes back to its place."""
-        worker = self._workers.remove(worker_id)
-        if worker is None:
+        if self._registry.remove(worker_id) is None:
             return []
-        del self._look_ahead[worker_id]
         effects: list[GateEffect] = []
-        for request_id in worker.outstanding:
-            dispatched = self._dispatched.pop(request_id)
+        for request_id, dispatched in self._views.pop(worker_id).dispatched.items():
+            del self._dispatched[request_id]
             if dispatched.is_cancelled:
                 continue
-            if dispatched.has_output:
+            if dispatched.first_token_s is not None:
                 effects.append(Refuse(request_id, "worker_failed", "the worker that computed this answer ended"))
             else:
-                self._queue.push_back(dispatched.queued)
+                self._queue.push(dispatched.queued)
         return effects + self._dispatch_all()
 
     def handle_report(self, worker_id: str, report: StepReport, now: float) -> list[GateEffect]:
         """A step's outputs and the load after it. Reports of an incarnation that is not current are dropped."""
-        worker = self._workers.get(worker_id)
-        if worker is None or worker.info.incarnation != report.incarnation:
+        view = self._views.get(worker_id)
+        if view is None or view.entry.info.incarnation != report.incarnation:
             return []
-        worker.load = report.load
+        view.entry.load = report.load
         by_request: dict[str, list[RequestOutput]] = defaultdict(list)
         num_ended = 0
         for output in report.outputs:
@@ -104,28 +124,26 @@ class Gate:
             num_ended += output.finish_reason is not None
         effects: list[GateEffect] = []
         for request_id, outputs in by_request.items():
-            if self._book(worker, request_id, outputs):
+            if self._book(view, request_id, outputs, now):
                 effects.append(Deliver(request_id, outputs))
         if report.stats is not None:
-            hop_s = now - (report.stats.start_s + report.stats.compute_s)
-            self._look_ahead[worker_id].observe_step(report.stats.loop_s, num_ended, hop_s)
+            view.observe(report.stats, num_ended, now)
         return effects + self._dispatch_all()
 
     # What the shell does.
 
     def tick(self, now: float) -> list[GateEffect]:
-        """Refuse what has waited too long. To be called at next_deadline()."""
-        return [
-            Refuse(
-                queued.request.request_id,
-                "queue_timeout",
-                f"no worker could take the request within {self._config.queue_timeout:g} s",
-            )
-            for queued in self._queue.pop_expired(now)
-        ]
+        """See to what is due: requests that age, or that can no longer be served in time. Call at next_deadline()."""
+        effects: list[GateEffect] = []
+        for what, queued in self._queue.pop_due(now):
+            if what == "age":
+                self._queue.move_up(queued)
+            else:
+                effects += self._too_late(queued, now)
+        return effects + self._dispatch_all()
 
     def next_deadline(self) -> float | None:
-        return self._queue.next_deadline()
+        return self._queue.next_due_s()
 
     def drain(self, now: float) -> list[GateEffect]:
         """Take nothing new from now on; what has been taken is served."""
@@ -141,53 +159,182 @@ class Gate:
         return len(self._dispatched)
 
     def snapshot(self) -> LoadSnapshot:
-        workers = self._workers.all()
+        views = self._views.values()
         return LoadSnapshot(
             num_queued=len(self._queue),
-            num_free_places=sum(max(0, self._num_free_places(worker)) for worker in workers),
-            num_workers=len(workers),
-            max_request_tokens=max((worker.max_request_tokens for worker in workers), default=0),
+            num_free_places=sum(
+                view.entry.info.max_num_seqs + view.look_ahead.num_requests - view.num_choices for view in views
+            ),
+            num_workers=len(self._views),
+            max_request_tokens=max((view.entry.max_request_tokens for view in views), default=0),
             is_draining=self._is_draining,
+            queued_by_tier=self._queue.num_by_tier,
+        )
+
+    # Prediction.
+
+    def predict(self, request: Request, now: float) -> Prediction:
+        """What the request would see on the worker that would serve it soonest."""
+        return min(
+            (self._predict_at(view, request, now) for view in self._views.values()),
+            key=lambda prediction: prediction.ttft_s,
+        )
+
+    def _predict_at(self, view: WorkerView, request: Request, now: float) -> Prediction:
+        request = self._with_order(request)
+        probe = QueuedRequest(request, self._num_arrived + 1, rank=request.priority)
+        lengths = self._lengths_of(request)
+        outlook = view.outlook(lengths, now)
+        before, behind = self._queue.split(probe.order)
+        # With several workers each takes its share of the queue.
+        num_views = max(1, len(self._views))
+        before, behind = before[::num_views], behind[::num_views]
+        dispatched = view.pending()
+        ahead = [d.request for d in dispatched if d.queued.order < probe.order]
+        later = [d.request for d in dispatched if d.queued.order > probe.order]
+        ahead += [queued.request for queued in before[:_MAX_AHEAD]]
+        later += [queued.request for queued in behind[:_MAX_BEHIND]]
+        line = [pending_prompt(r, lengths) for r in (*ahead, request, *later)]
+        first_tokens = forecast(outlook, line)
+        own = first_tokens[len(ahead)]
+        waited_s = max(0.0, now - request.arrival_s)
+        skipped = before[_MAX_AHEAD:]
+        if skipped:
+            rate = sum(r.num_prompt_tokens for r in ahead) / max(own.time_s, 1e-6)
+            extra_s = sum(queued.request.num_prompt_tokens for queued in skipped) / max(rate, 1.0)
+        else:
+            extra_s = 0.0
+        is_long = request.num_prompt_tokens >= self._config.long_prompt
+        has_place = view.can_take(probe, self._config) and not before
+        ttft_s = waited_s + self._residual.corrected(own.time_s + extra_s, is_long=is_long, is_queued=not has_place)
+        harmed = 0
+        for other, first_token in zip(later, first_tokens[len(ahead) + 1 :], strict=True):
+            if other.ttft_slo_s is None:
+                continue
+            left_s = other.arrival_s + other.ttft_slo_s - now
+            harmed += left_s >= 0.0 and first_token.time_s + extra_s > left_s
+        num_context = view.entry.load.num_context_tokens if view.entry.load else 0
+        floor = MIN_PREFILL_TOKENS if self._step_is_paced else 0
+        tpot_s = view.cost_model.predict(floor, own.num_running, num_context + request.num_prompt_tokens)
+        return Prediction(
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            harmed=harmed,
+            has_place=has_place,
+            expected_output=lengths.quantile_remaining(0.9, 0, request.max_tokens),
         )
 
     # Inside.
 
-    def _dispatch_all(self) -> list[GateEffect]:
-        """Give the head of the queue away for as long as some worker can soon use it."""
-        effects: list[GateEffect] = []
-        while (queued := self._queue.peek()) is not None:
-            worker = least_load(
-                worker
-                for worker in self._workers.all()
-                if self._num_free_places(worker) > 0 and queued.request.max_total_tokens <= worker.max_request_tokens
+    def _with_tier(self, request: Request) -> Request:
+        """The request with its tier's rank and the tier's objectives where it brings none of its own."""
+        tier = self._tiers.get(request.tier)
+        if tier is None:
+            raise InvalidRequest(
+                f"unknown service tier {request.tier!r}; allowed: {', '.join(self._tiers)}", param="service_tier"
             )
-            if worker is None:
+        return msgspec.structs.replace(
+            request,
+            priority=tier.rank,
+            ttft_slo_s=tier.ttft_slo if request.ttft_slo_s is None else request.ttft_slo_s,
+            tpot_slo_s=tier.tpot_slo if request.tpot_slo_s is None else request.tpot_slo_s,
+        )
+
+    def _with_order(self, request: Request) -> Request:
+        key = order_key(self._config.order, request)
+        return request if request.order_key == key else msgspec.structs.replace(request, order_key=key)
+
+    def _lengths_of(self, request: Request) -> OutputLength:
+        return self._lengths[request.tenant, request.tier]
+
+    def _due(self, request: Request, now: float) -> list[tuple[float, str]]:
+        """When a request that waits from now on must be seen to."""
+        expire_s = now + self._config.queue_timeout
+        if request.ttft_slo_s is not None and self._config.admission == "on":
+            cost = next(iter(self._views.values())).cost_model
+            own_s = cost.predict(request.num_prompt_tokens, 0, 0)
+            expire_s = min(expire_s, max(now, request.arrival_s + request.ttft_slo_s - own_s))
+        due = [(expire_s, "expire")]
+        if request.priority > 0:
+            due.append((now + self._tiers[request.tier].age_after, "age"))
+        return due
+
+    def _too_late(self, queued: QueuedRequest, now: float) -> list[GateEffect]:
+        """A request has waited until its objective is out of reach (or the queue's bound): downgrade it, or answer."""
+        request = queued.request
+        self._queue.remove(request.request_id)
+        if now >= request.arrival_s + self._config.queue_timeout:
+            message = f"no worker could take the request within {self._config.queue_timeout:g} s"
+            return [Refuse(request.request_id, "queue_timeout", message)]
+        tried: list[str] = []
+        served = request
+        for action in self._tiers[request.tier].downgrade:
+            served = apply_downgrade(served, action, self._tiers)
+            tried.append(action)
+            expire_s, _ = self._due(served, now)[0]
+            if expire_s > now:
+                queued.request = self._with_order(served)
+                queued.rank = served.priority
+                queued.due = self._due(served, now)
+                self._queue.push(queued)
+                return [Decided(served, Downgrade("ttft_unreachable", tuple(tried)))]
+        message = f"the first token cannot come within the objective of {request.ttft_slo_s:g} s any more"
+        return [Refuse(request.request_id, "ttft_unreachable", message)]
+
+    def _dispatch_all(self) -> list[GateEffect]:
+        """Give requests away, in order, for as long as a worker can soon use them. One that no worker can take now is
+        overtaken only by those that need not wait for the same thing (a long prefill's turn)."""
+        effects: list[GateEffect] = []
+        for queued in self._queue.first(_MAX_AHEAD):
+            takers = [view for view in self._views.values() if view.can_take(queued, self._config)]
+            if not takers:
+                if queued.request.num_prompt_tokens >= self._config.long_prompt:
+                    continue
                 break
-            self._queue.pop()
+            view = min(takers, key=lambda view: view.num_choices / view.entry.info.max_num_seqs)
+            self._queue.remove(queued.request.request_id)
             request = queued.request
-            worker.outstanding[request.request_id] = request.params.n
-            self._dispatched[request.request_id] = _Dispatched(queued, worker.info.worker_id, request.params.n)
-            effects.append(Dispatch(worker.info.worker_id, request))
+            dispatched = Dispatched(queued, view.entry.info.worker_id, request.params.n)
+            view.dispatched[request.request_id] = dispatched
+            self._dispatched[request.request_id] = dispatched
+            effects.append(Dispatch(view.entry.info.worker_id, request))
         return effects
 
-    def _num_free_places(self, worker: WorkerEntry) -> int:
-        """Slots and look-ahead that are not taken. A request with n choices takes n."""
-        look_ahead = self._look_ahead[worker.info.worker_id].num_requests
-        return worker.num_usable_slots() + look_ahead - worker.num_outstanding
-
-    def _book(self, worker: WorkerEntry, request_id: str, outputs: list[RequestOutput]) -> bool:
-        """Count the choices that ended. Whether the outputs are to be delivered."""
-        dispatched = self._dispatched.get(request_id)
-        if dispatched is None or dispatched.worker_id != worker.info.worker_id:
+    def _book(self, view: WorkerView, request_id: str, outputs: list[RequestOutput], now: float) -> bool:
+        """Count the tokens and the choices that ended. Whether the outputs are to be delivered."""
+        dispatched = view.dispatched.get(request_id)
+        if dispatched is None:
             return False
-        dispatched.has_output = True
-        num_ended = sum(output.finish_reason is not None for output in outputs)
-        dispatched.num_open_choices -= num_ended
+        if dispatched.first_token_s is None and any(output.token_ids for output in outputs):
+            self._first_token(dispatched, now)
+        dispatched.num_output_tokens += sum(len(output.token_ids) for output in outputs if output.index == 0)
+        dispatched.num_open_choices -= sum(output.finish_reason is not None for output in outputs)
         # A request that is refused as a whole answers once, whatever its n; so does one cancelled before it forked.
         is_over = any(output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT) for output in outputs)
         if is_over or dispatched.num_open_choices <= 0:
             del self._dispatched[request_id]
-            del worker.outstanding[request_id]
-        else:
-            worker.outstanding[request_id] = dispatched.num_open_choices
+            del view.dispatched[request_id]
+            if not dispatched.is_cancelled and not is_over:
+                self._lengths_of(dispatched.request).observe(dispatched.num_output_tokens)
         return not dispatched.is_cancelled
+
+    def _first_token(self, dispatched: Dispatched, now: float) -> None:
+        """Judge the prediction that was frozen when the request came."""
+        dispatched.first_token_s = now
+        request, predicted_s = dispatched.request, dispatched.queued.predicted_ttft_s
+        if predicted_s > 0.0 and not dispatched.is_cancelled:
+            actual_s = now - request.arrival_s
+            self.judged.append((request.tier, predicted_s, actual_s))
+            self._residual.observe(
+                predicted_s,
+                actual_s,
+                is_long=request.num_prompt_tokens >= self._config.long_prompt,
+                is_queued=dispatched.queued.was_queued,
+            )
+
+
+_PREDICTED = ("ttft_unreachable", "tpot_unreachable", "others_ttft")
+
+
+def _refuse(request_id: str, decision: Reject) -> Refuse:
+    return Refuse(request_id, decision.reason, decision.message, decision.retry_after_s, decision.numbers)

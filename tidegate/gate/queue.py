@@ -1,85 +1,105 @@
-"""The waiting queue of the fleet: first come, first served within a priority, with a deadline for each.
+"""The waiting queue of the fleet: in order of (tier after ageing, --order inside it); each with its time to be seen to.
 
-Owns: the order and the deadlines. Never: why a request waits, or where it goes.
+Owns: the order, and when something is due (a request ages, or can no longer be served in time). Never: why a request
+waits, or where it goes.
 """
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tidegate.request import Request
 
+Order = tuple[int, float, int]
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class QueuedRequest:
+    """`due`: (time, what) pairs to come, soonest first; what is "age" or "expire"."""
+
     request: Request
-    order: tuple[int, int]
-    deadline_s: float
+    arrival_number: int
+    predicted_ttft_s: float = 0.0
+    was_queued: bool = False
+    rank: int = 0
     is_gone: bool = False
+    due: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def order(self) -> Order:
+        return (self.rank, self.request.order_key, self.arrival_number)
 
 
 class WaitingQueue:
     def __init__(self) -> None:
-        self._by_order: list[tuple[tuple[int, int], QueuedRequest]] = []
-        self._by_deadline: list[tuple[float, int, QueuedRequest]] = []
+        self._orders: list[Order] = []
+        self._by_order: dict[Order, QueuedRequest] = {}
         self._by_id: dict[str, QueuedRequest] = {}
-        self._num_arrived = 0
+        self._due: list[tuple[float, int, str, QueuedRequest]] = []
+        self._num_by_tier: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._by_id
+    @property
+    def num_by_tier(self) -> dict[str, int]:
+        return dict(self._num_by_tier)
 
-    def push(self, request: Request, deadline_s: float) -> None:
-        self._num_arrived += 1
-        self._insert(QueuedRequest(request, (request.priority, self._num_arrived), deadline_s))
-
-    def push_back(self, queued: QueuedRequest) -> None:
-        """Return one that was taken out to its old place (its worker died before it had begun)."""
+    def push(self, queued: QueuedRequest) -> None:
         queued.is_gone = False
-        self._insert(queued)
+        self._by_id[queued.request.request_id] = queued
+        self._by_order[queued.order] = queued
+        insort(self._orders, queued.order)
+        self._num_by_tier[queued.request.tier] += 1
+        for time_s, what in queued.due:
+            heapq.heappush(self._due, (time_s, queued.arrival_number, what, queued))
 
     def peek(self) -> QueuedRequest | None:
-        while self._by_order and self._by_order[0][1].is_gone:
-            heapq.heappop(self._by_order)
-        return self._by_order[0][1] if self._by_order else None
+        return self._by_order[self._orders[0]] if self._orders else None
 
-    def pop(self) -> QueuedRequest:
-        """The next in order. Raises IndexError when the queue is empty."""
-        queued = self.peek()
-        if queued is None:
-            raise IndexError("the queue is empty")
-        return self._take(queued)
+    def first(self, limit: int) -> list[QueuedRequest]:
+        return [self._by_order[order] for order in self._orders[:limit]]
+
+    def split(self, order: Order) -> tuple[Sequence[QueuedRequest], Sequence[QueuedRequest]]:
+        """Those before and those after this place."""
+        at = bisect_left(self._orders, order)
+        before = [self._by_order[o] for o in self._orders[:at]]
+        return before, [self._by_order[o] for o in self._orders[at:]]
 
     def remove(self, request_id: str) -> QueuedRequest | None:
-        queued = self._by_id.get(request_id)
-        return self._take(queued) if queued is not None else None
-
-    def next_deadline(self) -> float | None:
-        while self._by_deadline and self._by_deadline[0][2].is_gone:
-            heapq.heappop(self._by_deadline)
-        return self._by_deadline[0][0] if self._by_deadline else None
-
-    def pop_expired(self, now: float) -> list[QueuedRequest]:
-        expired = []
-        while (deadline_s := self.next_deadline()) is not None and deadline_s <= now:
-            expired.append(self._take(self._by_deadline[0][2]))
-        return expired
-
-    def _insert(self, queued: QueuedRequest) -> None:
-        self._by_id[queued.request.request_id] = queued
-        heapq.heappush(self._by_order, (queued.order, queued))
-        heapq.heappush(self._by_deadline, (queued.deadline_s, queued.order[1], queued))
-
-    def _take(self, queued: QueuedRequest) -> QueuedRequest:
+        queued = self._by_id.pop(request_id, None)
+        if queued is None:
+            return None
         queued.is_gone = True
-        del self._by_id[queued.request.request_id]
-        if len(self._by_order) > 64 + 2 * len(self._by_id):
-            self._by_order = [entry for entry in self._by_order if not entry[1].is_gone]
-            heapq.heapify(self._by_order)
-        if len(self._by_deadline) > 64 + 2 * len(self._by_id):
-            self._by_deadline = [entry for entry in self._by_deadline if not entry[2].is_gone]
-            heapq.heapify(self._by_deadline)
+        del self._orders[bisect_left(self._orders, queued.order)]
+        del self._by_order[queued.order]
+        self._num_by_tier[queued.request.tier] -= 1
+        if len(self._due) > 64 + 4 * len(self._by_id):
+            self._due = [entry for entry in self._due if not entry[3].is_gone]
+            heapq.heapify(self._due)
         return queued
+
+    def move_up(self, queued: QueuedRequest) -> None:
+        """Serve it with the tier above its own from now on."""
+        del self._orders[bisect_left(self._orders, queued.order)]
+        del self._by_order[queued.order]
+        queued.rank -= 1
+        self._by_order[queued.order] = queued
+        insort(self._orders, queued.order)
+
+    def next_due_s(self) -> float | None:
+        while self._due and self._due[0][3].is_gone:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def pop_due(self, now: float) -> list[tuple[str, QueuedRequest]]:
+        """What is due by now, and for whom. They stay in the queue."""
+        due = []
+        while (time_s := self.next_due_s()) is not None and time_s <= now:
+            _, _, what, queued = heapq.heappop(self._due)
+            due.append((what, queued))
+        return due

@@ -81,3 +81,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True):
     num_workers: int
     max_request_tokens: int
     is_draining: bool
+    queued_by_tier: dict[str, int] = {}
+
+    def num_queued_of(self, tier: str) -> int:
+        return self.queued_by_tier.get(tier, 0)

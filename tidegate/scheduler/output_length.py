@@ -48,6 +48,16 @@ class OutputLength:
         return min(float(cap - num_produced), max(1.0, mean))
 
 
+    def quantile_remaining(self, quantile: float, num_produced: int, cap: int) -> float:
+        """The quantile (0 to 1) of the further tokens of an answer with `num_produced` of at most `cap` tokens."""
+        first = bisect_right(self._sorted, num_produced)
+        longer = len(self._sorted) - first
+        if not longer:
+            return float(max(1, cap - num_produced))
+        index = min(longer - 1, int(quantile * longer))
+        return float(min(cap, self._sorted[first + index]) - num_produced)
+
+
 def peak_growth(rows: Iterable[tuple[float, int]], block_size: int) -> float:
     """Most blocks that running answers will need at once beyond those they hold now.
 

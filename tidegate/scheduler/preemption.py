@@ -18,3 +18,13 @@ def choose_victim(running: Iterable[RequestState], needy: RequestState) -> Reque
         if state.order > victim.order and (state.num_preemptions == 0 or state.num_since_resume > 0):
             victim = state
     return victim
+
+
+def choose_lower_tier_victim(running: Iterable[RequestState], urgent: RequestState) -> RequestState | None:
+    """The worst placed state of a lower tier than `urgent` that has made progress since it last gave way, or None."""
+    victims = [
+        state
+        for state in running
+        if state.order[0] > urgent.order[0] and (state.num_preemptions == 0 or state.num_since_resume > 0)
+    ]
+    return max(victims, key=lambda state: state.order, default=None)

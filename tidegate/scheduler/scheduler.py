@@ -20,7 +20,7 @@ from tidegate.kv.block_pool import NO_BLOCK, BlockContent, BlockPool
 from tidegate.request import Phase
 from tidegate.scheduler.output_length import OutputLength, peak_growth
 from tidegate.scheduler.pacing import StepPacing
-from tidegate.scheduler.preemption import choose_victim
+from tidegate.scheduler.preemption import choose_lower_tier_victim, choose_victim
 from tidegate.scheduler.state import RequestState
 from tidegate.scheduler.step import SampleSpec, StepPlan, StepRow
 from tidegate.scheduler.waiting import WaitingStates
@@ -91,21 +91,13 @@ class Scheduler:
         planned: list[RequestState] = []
         self._growth = None
         self.pool.expire_sessions(now)
+        self._make_room_for_urgent(now)
         self._make_room_for_decodes(now)
         num_decode_rows, num_context_tokens = self._plan_decodes(rows, planned)
         budget = self.max_num_batched_tokens - num_decode_rows
         if self.step_pacing is not None:
             budget = min(budget, self.step_pacing.prefill_tokens(planned, num_context_tokens, now))
-        num_prefill_tokens = 0
-        for state in sorted(self.prefilling.values(), key=_order):
-            if num_prefill_tokens >= budget:
-                break
-            num_prefill_tokens += self._plan_prefill(state, budget - num_prefill_tokens, rows, planned)
-        while num_prefill_tokens < budget and self.num_running < self.max_num_seqs:
-            joined = self._admit_next(now)
-            if joined is None:
-                break
-            num_prefill_tokens += self._plan_prefill(joined, budget - num_prefill_tokens, rows, planned)
+        num_prefill_tokens = self._plan_prefills(budget, rows, planned, now)
         if not rows:
             return None
         num_context_tokens += sum(row.num_computed + len(row.token_ids) for row in rows[num_decode_rows:])
@@ -114,6 +106,37 @@ class Scheduler:
         self.stats.num_computed_tokens += num_prefill_tokens + num_decode_rows
         copies, self.block_copies = self.block_copies, []
         return StepPlan(self._step_id, rows, num_prefill_tokens, num_decode_rows, num_context_tokens, copies)
+
+    def _plan_prefills(self, budget: int, rows: list[StepRow], planned: list[RequestState], now: float) -> int:
+        """Rows for prompts that go on and for those that join, by their order. Returns how many tokens."""
+        going_on = sorted(self.prefilling.values(), key=_order, reverse=True)
+        may_join = True
+        num_tokens = 0
+        while num_tokens < budget:
+            may_join = may_join and self.num_running < self.max_num_seqs
+            first = self.waiting.peek() if may_join else None
+            if first is not None and (not going_on or first.order < going_on[-1].order):
+                state = self._admit_next(now)
+                may_join = state is not None
+            else:
+                state = going_on.pop() if going_on else None
+                if state is None:
+                    break
+            if state is not None:
+                num_tokens += self._plan_prefill(state, budget - num_tokens, rows, planned)
+        return num_tokens
+
+    def _make_room_for_urgent(self, now: float) -> None:
+        """Where the first in line is of a higher tier than some that run, and lacks a slot or blocks, they give way."""
+        first = self.waiting.peek()
+        if first is None:
+            return
+        num_blocks = -(-len(first.token_ids) // self.block_size)
+        while self.num_running >= self.max_num_seqs or self.pool.num_available < num_blocks:
+            victim = choose_lower_tier_victim(self.running_states(), first)
+            if victim is None:
+                return
+            self.preempt(victim, now)
 
     def _make_room_for_decodes(self, now: float) -> None:
         """Give each decode the block that its next position needs, at the expense of the worst placed."""

@@ -98,7 +98,7 @@ class Simulator:
     ) -> None:
         """`duration_of` maps the cost model's seconds of a step to those it takes (noise, a slower machine)."""
         self.clock = SimClock()
-        self.gate = Gate(config.gate)
+        self.gate = Gate(config)
         self.outcomes: dict[str, SimOutcome] = {}
         self.workers: dict[str, SimWorker] = {}
         self._times = times or SimTimes()
