@@ -24,6 +24,7 @@ from typing import Any, Self, cast
 
 from tidegate.clock import RealClock
 from tidegate.config import ConfigError, load_config
+from tidegate.executor.base import ExecutorInfo
 from tidegate.models.load import resolve_model
 from tidegate.request import FinishReason, InvalidRequest, Request, RequestOutput, SamplingParams, TokenLogprobs
 from tidegate.text.output_text import ChoiceText
@@ -110,6 +111,11 @@ class LLM:
     @property
     def max_model_len(self) -> int:
         return self._engine.info.max_model_len
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What is computed with: precisions, KV blocks, vocabulary."""
+        return self._engine.info
 
     def generate(
         self,
