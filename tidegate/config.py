@@ -141,6 +141,12 @@ class GateConfig(_Component):
     )
     long_prompt: int = Field(1024, ge=1, description="Prompt tokens from which on a prefill counts as long.")
     max_long_prefills: int = Field(1, ge=1, description="Most long prefills that a worker may have at once.")
+    max_long_share: float = Field(
+        0.65,
+        gt=0,
+        le=1,
+        description="Share of the prompt tokens that long prompts are held to while requests have to be refused.",
+    )
 
 
 TPOT_SLO_DEFAULT_S = 0.15

@@ -3,20 +3,22 @@
     step_s = base + per_row x decode rows + per_prefill_token x prefill tokens + per_context_token x context tokens
 
 The form follows from what a step does: reading the weights (base), projections for each computed token, attention over
-each cached one. It is fitted to the steps as they happen (recursive least squares with forgetting, in units that make
-a common step about 1 in every feature), with a fast factor on top that follows the machine's speed from step to step.
+each cached one. It follows the machine with a Kalman filter (a random walk per part, Harvey 1989) on the factor by
+which each part differs from its initial cost. The walk has a large common share, so that a machine that becomes slower
+in steps that only decode is expected to be slower at prefill too; a part that was not seen for long is taken from the
+next step that shows it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-_UNITS = (1.0, 10.0, 100.0, 10_000.0)
-_FORGETTING = 0.995
-_INITIAL_VARIANCE = 1.0
-_MAX_VARIANCE = 10.0
-_SPEED_GAIN = 0.1
-_OUTLIER = 4.0
+_PRIOR_VARIANCE = 0.25  # of each factor, and the most that not seeing a part lets it grow to
+_COMMON_WALK = 0.01**2  # variance a step adds for all parts together
+_OWN_WALK = 0.002**2  # and for each on its own
+_NOISE = 0.1**2  # variance of a step's time about its mean, relative
+_MAX_SURPRISE = 2.0  # relative; a page fault or a stopped process says little about the steps to come
+_MIN_FACTOR = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,75 +35,62 @@ class CostModel:
     """`predict` before any data answers from the initial StepCost; `observe` makes it the machine's own."""
 
     def __init__(self, initial: StepCost | None = None) -> None:
-        cost = initial or StepCost()
-        self._weights = [
-            cost.base_s * _UNITS[0],
-            cost.decode_row_s * _UNITS[1],
-            cost.prefill_token_s * _UNITS[2],
-            cost.context_token_s * _UNITS[3],
-        ]
-        self._covariance = [[_INITIAL_VARIANCE if i == j else 0.0 for j in range(4)] for i in range(4)]
-        self._speed = 1.0
+        self._initial: tuple[float, float, float, float] = astuple(initial or StepCost())
+        self._factors = [1.0] * 4
+        self._covariance = [[_PRIOR_VARIANCE if i == j else 0.0 for j in range(4)] for i in range(4)]
+        self._cost = StepCost(*self._initial)
         self.num_observed = 0
 
     @property
     def cost(self) -> StepCost:
-        """The parts as they stand, speed included."""
-        parts = [max(0.0, w) * self._speed / u for w, u in zip(self._weights, _UNITS, strict=True)]
-        return StepCost(*parts)
+        """The parts as they stand."""
+        return self._cost
 
     def predict(self, num_prefill_tokens: int, num_decode_rows: int, num_context_tokens: int) -> float:
         """Seconds of a step with this composition."""
-        return self._speed * self._structure(_features(num_prefill_tokens, num_decode_rows, num_context_tokens))
-
-    def prefill_s(self, num_tokens: int) -> float:
-        """Seconds that computing these prompt tokens adds to the steps that take them along."""
-        return self._speed * max(0.0, self._weights[2]) / _UNITS[2] * num_tokens
+        cost = self._cost
+        return (
+            cost.base_s
+            + cost.decode_row_s * num_decode_rows
+            + cost.prefill_token_s * num_prefill_tokens
+            + cost.context_token_s * num_context_tokens
+        )
 
     def observe(self, num_prefill_tokens: int, num_decode_rows: int, num_context_tokens: int, seconds: float) -> None:
         """Learn from a step that took this long."""
-        x = _features(num_prefill_tokens, num_decode_rows, num_context_tokens)
-        structure = self._structure(x)
-        if structure <= 0.0 or seconds <= 0.0:
+        predicted_s = self.predict(num_prefill_tokens, num_decode_rows, num_context_tokens)
+        if seconds <= 0.0 or predicted_s <= 0.0:
             return
         self.num_observed += 1
-        ratio = seconds / structure
-        gain = max(_SPEED_GAIN, 1.0 / self.num_observed)
-        # One slow step (a page fault, another process) says little; many in a row move the speed all the same.
-        bounded = min(max(ratio, self._speed / _OUTLIER), self._speed * _OUTLIER)
-        self._speed += gain * (bounded - self._speed)
-        self._fit(x, seconds / self._speed)
-
-    def _structure(self, x: tuple[float, float, float, float]) -> float:
-        return sum(max(0.0, w) * f for w, f in zip(self._weights, x, strict=True))
-
-    def _fit(self, x: tuple[float, float, float, float], seconds: float) -> None:
-        """One step of recursive least squares on relative error (each step is weighed by 1 / its predicted time)."""
-        scale = 1.0 / max(1e-6, self._structure(x))
-        z = [f * scale for f in x]
-        error = seconds * scale - sum(w * f for w, f in zip(self._weights, z, strict=True))
+        base, row, prefill, context = self._initial
+        # How much each factor contributes to the predicted time: everything is relative to that.
+        shares = (
+            base / predicted_s,
+            row * num_decode_rows / predicted_s,
+            prefill * num_prefill_tokens / predicted_s,
+            context * num_context_tokens / predicted_s,
+        )
         p = self._covariance
-        pz = [sum(row[j] * z[j] for j in range(4)) for row in p]
-        denominator = _FORGETTING + sum(z[i] * pz[i] for i in range(4))
         for i in range(4):
-            k = pz[i] / denominator
-            self._weights[i] += k * error
             for j in range(4):
-                p[i][j] = (p[i][j] - k * pz[j]) / _FORGETTING
-        trace = sum(p[i][i] for i in range(4))
-        if trace > _MAX_VARIANCE:
-            # Without variety in the steps, forgetting would let the covariance grow without bound.
-            for i in range(4):
-                for j in range(4):
-                    p[i][j] *= _MAX_VARIANCE / trace
+                p[i][j] += _COMMON_WALK + (_OWN_WALK if i == j else 0.0)
+        _cap_variances(p)
+        ps = [sum(p[i][j] * shares[j] for j in range(4)) for i in range(4)]
+        spread = _NOISE + sum(shares[i] * ps[i] for i in range(4))
+        surprise = min(_MAX_SURPRISE, seconds / predicted_s - 1.0)
+        for i in range(4):
+            gain = ps[i] / spread
+            self._factors[i] = max(_MIN_FACTOR, self._factors[i] + gain * surprise)
+            for j in range(4):
+                p[i][j] -= gain * ps[j]
+        self._cost = StepCost(*(f * part for f, part in zip(self._factors, self._initial, strict=True)))
 
 
-def _features(
-    num_prefill_tokens: int, num_decode_rows: int, num_context_tokens: int
-) -> tuple[float, float, float, float]:
-    return (
-        1.0 / _UNITS[0],
-        num_decode_rows / _UNITS[1],
-        num_prefill_tokens / _UNITS[2],
-        num_context_tokens / _UNITS[3],
-    )
+def _cap_variances(p: list[list[float]]) -> None:
+    """Keep each variance at its prior; scaling a row and its column alike keeps the matrix a covariance."""
+    for i in range(4):
+        if p[i][i] > _PRIOR_VARIANCE:
+            scale = (_PRIOR_VARIANCE / p[i][i]) ** 0.5
+            for j in range(4):
+                p[i][j] *= scale
+                p[j][i] *= scale

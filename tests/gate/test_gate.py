@@ -184,7 +184,7 @@ def test_a_lost_worker_returns_what_it_had_not_begun_to_its_old_place():
 def test_the_look_ahead_grows_with_the_ends_per_step():
     gate = bare_gate()
     gate.worker_ready(worker(max_num_seqs=16), 0.0)
-    before = gate.snapshot().num_free_places
+    before = gate.snapshot(0.0).num_free_places
     for _ in range(200):
         gate.handle_report("w0", report(*[ended("x")] * 4), 0.0)
-    assert gate.snapshot().num_free_places > before
+    assert gate.snapshot(0.0).num_free_places > before

@@ -18,6 +18,7 @@ from zlib import crc32
 import msgspec
 
 from tidegate.admission.decision import AdmissionDecision, Admit, Downgrade, Queue, Reject
+from tidegate.admission.residual import Kind
 from tidegate.config import GateConfig, TierConfig
 from tidegate.metrics.load_snapshot import LoadSnapshot
 from tidegate.request import Request
@@ -31,7 +32,7 @@ class Prediction:
     """What a request would see if it were taken in now. Seconds; TTFT counts from its arrival.
 
     harmed: how many others that wait would miss their objective because of it. has_place: a worker takes it at once.
-    expected_output: the 90th percentile of the tokens it will answer with.
+    expected_output: the 90th percentile of the tokens it will answer with. kind: of which correction ttft_s is.
     """
 
     ttft_s: float
@@ -39,6 +40,7 @@ class Prediction:
     harmed: int = 0
     has_place: bool = True
     expected_output: float = 0.0
+    kind: Kind = (False, False)
 
     def numbers(self) -> dict[str, float]:
         return {"predicted_ttft_ms": round(self.ttft_s * 1e3, 1), "predicted_tpot_ms": round(self.tpot_s * 1e3, 2)}
@@ -47,27 +49,39 @@ class Prediction:
 Predict = Callable[[Request], Prediction]
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A decision; the request as it is to be served (changed by a Downgrade, else as given); and what was predicted
+    for it as it is to be served (None where nothing was)."""
+
+    decision: AdmissionDecision
+    request: Request
+    prediction: Prediction | None = None
+
+
 def decide(
     request: Request, load: LoadSnapshot, tiers: Mapping[str, TierConfig], config: GateConfig, predict: Predict
-) -> tuple[AdmissionDecision, Request]:
-    """The decision, and the request as it is to be served (changed by a Downgrade, else as given)."""
+) -> Verdict:
+    """Admit, queue, downgrade or reject `request` under `load`."""
     if rejection := _impossible(request, load):
-        return rejection, request
+        return Verdict(rejection, request)
     if config.admission == "off":
-        return _by_bounds_alone(request, load, config), request
+        return Verdict(_by_bounds_alone(request, load, config), request)
     prediction = predict(request)
     problem = _problem(request, load, tiers[request.tier], config, prediction)
     if problem is None:
         numbers = prediction.numbers()
-        return (Admit("fits", numbers) if prediction.has_place else Queue("work_ahead", numbers)), request
-    served, changes = request, []
+        decision = Admit("fits", numbers) if prediction.has_place else Queue("work_ahead", numbers)
+        return Verdict(decision, request, prediction)
+    served = request
+    changes: list[str] = []
     for action in tiers[request.tier].downgrade:
         served = apply_downgrade(served, action, tiers)
         changes.append(action)
         new_prediction = predict(served)
         if _problem(served, load, tiers[served.tier], config, new_prediction, is_downgraded=True) is None:
-            return Downgrade(problem, tuple(changes), new_prediction.numbers()), served
-    return _rejection(request, load, problem, prediction), request
+            return Verdict(Downgrade(problem, tuple(changes), new_prediction.numbers()), served, new_prediction)
+    return Verdict(_rejection(request, load, problem, prediction), request, prediction)
 
 
 def apply_downgrade(request: Request, action: str, tiers: Mapping[str, TierConfig]) -> Request:
@@ -124,6 +138,8 @@ def _problem(
         return "tpot_unreachable"
     if prediction.harmed:
         return "others_ttft"
+    if load.long_share > config.max_long_share and request.num_prompt_tokens >= config.long_prompt:
+        return "long_share"
     if not is_downgraded and tier.downgrade:
         if tier.max_prompt_tokens is not None and request.num_prompt_tokens > tier.max_prompt_tokens:
             return "long_prompt"
@@ -144,6 +160,8 @@ def _rejection(request: Request, load: LoadSnapshot, problem: str, prediction: P
             f"tokens would come every {prediction.tpot_s * 1e3:.0f} ms, "
             f"the objective is {(request.tpot_slo_s or 0.0) * 1e3:.0f} ms"
         )
+    elif problem == "long_share":
+        message = f"long prompts have {load.long_share:.0%} of the prompt tokens now, and others have to be refused"
     elif problem == "others_ttft":
         message = f"{prediction.harmed} requests that wait already would get their first token too late"
     else:

@@ -142,8 +142,16 @@ class Engine:
             step_start_s=self._step_start_s if plan else 0.0,
             step_prefill_tokens=plan.num_prefill_tokens if plan else 0,
             step_decode_rows=plan.num_decode_rows if plan else 0,
+            prefill_left=self._prefill_left(plan),
             cache=self.pool.stats.life(self.pool.policy),
         )
+
+    def _prefill_left(self, plan: StepPlan | None) -> dict[str, int]:
+        left = {state.row_id: state.num_uncomputed for state in self.scheduler.prefilling.values()}
+        for row in plan.rows[plan.num_decode_rows :] if plan else ():
+            if row.row_id in left:
+                left[row.row_id] -= len(row.token_ids)
+        return {self.scheduler.prefilling[row_id].request.request_id: num_left for row_id, num_left in left.items()}
 
     def audit(self) -> None:
         """Raises AuditError when the books of the KV cache do not add up."""

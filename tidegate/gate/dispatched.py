@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidegate.admission.forecast import INFINITY, PendingPrompt, RunningAnswer, WorkerOutlook
+from tidegate.admission.forecast import INFINITY, RunningAnswer, WorkerOutlook
 from tidegate.config import GateConfig
 from tidegate.cost_model import CostModel
 from tidegate.gate.look_ahead import LookAhead
@@ -51,6 +51,12 @@ class WorkerView:
         waiting = [entry for entry in self.dispatched.values() if entry.first_token_s is None]
         waiting.sort(key=lambda entry: entry.queued.order)
         return waiting
+
+    def num_prefill_left(self, entry: Dispatched) -> int:
+        """Prompt tokens of one without a first token that will be uncomputed when the step in flight ends."""
+        load = self.entry.load
+        num_tokens = entry.request.num_prompt_tokens
+        return num_tokens if load is None else load.prefill_left.get(entry.request.request_id, num_tokens)
 
     def observe(self, stats: StepStats, num_ended: int, now: float) -> None:
         self.cost_model.observe(stats.num_prefill_tokens, stats.num_decode_rows, stats.num_context_tokens, stats.loop_s)
@@ -117,11 +123,3 @@ class WorkerView:
             running=running,
             num_context_tokens=load.num_context_tokens if load is not None else 0,
         )
-
-
-def pending_prompt(request: Request, lengths: OutputLength) -> PendingPrompt:
-    return PendingPrompt(
-        request.num_prompt_tokens,
-        lengths.expected_remaining(0, request.max_tokens),
-        INFINITY if request.tpot_slo_s is None else request.tpot_slo_s,
-    )

@@ -18,25 +18,20 @@ from collections import defaultdict
 
 import msgspec
 
+from tidegate.admission.class_share import ClassShare
 from tidegate.admission.controller import Prediction, apply_downgrade, decide
-from tidegate.admission.decision import Admit, Downgrade, Reject
-from tidegate.admission.forecast import forecast
-from tidegate.admission.residual import TtftResidual
+from tidegate.admission.decision import Downgrade, Reject
 from tidegate.config import Config
-from tidegate.gate.dispatched import Dispatched, WorkerView, pending_prompt
+from tidegate.gate.dispatched import Dispatched, WorkerView
 from tidegate.gate.effects import CancelAtWorker, Decided, Deliver, Dispatch, GateEffect, Refuse
 from tidegate.gate.look_ahead import LookAhead
 from tidegate.gate.order import order_key
+from tidegate.gate.prediction import MAX_AHEAD, Predictor
 from tidegate.gate.queue import QueuedRequest, WaitingQueue
 from tidegate.metrics.load_snapshot import LoadSnapshot
 from tidegate.request import FinishReason, InvalidRequest, Request, RequestOutput
 from tidegate.routing.registry import WorkerRegistry
-from tidegate.scheduler.output_length import OutputLength
-from tidegate.scheduler.pacing import MIN_PREFILL_TOKENS
 from tidegate.worker.messages import StepReport, WorkerInfo
-
-_MAX_AHEAD = 64  # queued requests before a new one that a forecast plays through one by one
-_MAX_BEHIND = 16  # and behind it, that are checked for harm
 
 
 class Gate:
@@ -48,8 +43,8 @@ class Gate:
         self._registry = WorkerRegistry()
         self._views: dict[str, WorkerView] = {}
         self._dispatched: dict[str, Dispatched] = {}
-        self._lengths: defaultdict[tuple[str, str], OutputLength] = defaultdict(OutputLength)
-        self._residual = TtftResidual()
+        self._predictor = Predictor(config.gate, self._step_is_paced)
+        self._share = ClassShare()
         self._is_draining = False
         self._num_arrived = 0
         # For the shell's metrics, which takes and clears them: (tier, predicted, actual) of each first token.
@@ -61,17 +56,20 @@ class Gate:
         """Take a request in. The first effect is its refusal, or what was decided. Raises InvalidRequest for a tier
         that does not exist."""
         request = self._with_tier(request)
-        decision, served = decide(request, self.snapshot(), self._tiers, self._config, lambda r: self.predict(r, now))
+        verdict = decide(request, self.snapshot(now), self._tiers, self._config, lambda r: self.predict(r, now))
+        decision, served = verdict.decision, verdict.request
         if isinstance(decision, Reject):
+            if decision.reason in _PREDICTED and decision.reason != "long_share":
+                self._share.refused(now)
             if self._config.admission == "on" or decision.reason not in _PREDICTED:
                 return [_refuse(request.request_id, decision)]
             served = request
         elif isinstance(decision, Downgrade) and self._config.admission == "observe":
             served = request
+        self._share.admitted(served.num_prompt_tokens, is_long=served.num_prompt_tokens >= self._config.long_prompt)
         self._num_arrived += 1
         queued = QueuedRequest(self._with_order(served), self._num_arrived, rank=served.priority)
-        queued.predicted_ttft_s = decision.numbers.get("predicted_ttft_ms", 0.0) / 1e3
-        queued.was_queued = not isinstance(decision, Admit)
+        queued.prediction = verdict.prediction
         queued.due = self._due(served, now)
         self._queue.push(queued)
         decided: list[GateEffect] = [] if isinstance(decision, Reject) else [Decided(served, decision)]
@@ -86,7 +84,7 @@ class Gate:
             return []
         dispatched.is_cancelled = True
         if dispatched.num_output_tokens:
-            self._lengths_of(dispatched.request).observe(dispatched.num_output_tokens)
+            self._predictor.lengths_of(dispatched.request).observe(dispatched.num_output_tokens)
         return [CancelAtWorker(dispatched.worker_id, request_id)]
 
     # What workers do.
@@ -158,7 +156,7 @@ class Gate:
     def num_dispatched(self) -> int:
         return len(self._dispatched)
 
-    def snapshot(self) -> LoadSnapshot:
+    def snapshot(self, now: float) -> LoadSnapshot:
         views = self._views.values()
         return LoadSnapshot(
             num_queued=len(self._queue),
@@ -169,60 +167,14 @@ class Gate:
             max_request_tokens=max((view.entry.max_request_tokens for view in views), default=0),
             is_draining=self._is_draining,
             queued_by_tier=self._queue.num_by_tier,
+            long_share=self._share.long_share(now),
         )
-
-    # Prediction.
 
     def predict(self, request: Request, now: float) -> Prediction:
         """What the request would see on the worker that would serve it soonest."""
-        return min(
-            (self._predict_at(view, request, now) for view in self._views.values()),
-            key=lambda prediction: prediction.ttft_s,
-        )
-
-    def _predict_at(self, view: WorkerView, request: Request, now: float) -> Prediction:
-        request = self._with_order(request)
-        probe = QueuedRequest(request, self._num_arrived + 1, rank=request.priority)
-        lengths = self._lengths_of(request)
-        outlook = view.outlook(lengths, now)
+        probe = QueuedRequest(self._with_order(request), self._num_arrived + 1, rank=request.priority)
         before, behind = self._queue.split(probe.order)
-        # With several workers each takes its share of the queue.
-        num_views = max(1, len(self._views))
-        before, behind = before[::num_views], behind[::num_views]
-        dispatched = view.pending()
-        ahead = [d.request for d in dispatched if d.queued.order < probe.order]
-        later = [d.request for d in dispatched if d.queued.order > probe.order]
-        ahead += [queued.request for queued in before[:_MAX_AHEAD]]
-        later += [queued.request for queued in behind[:_MAX_BEHIND]]
-        line = [pending_prompt(r, lengths) for r in (*ahead, request, *later)]
-        first_tokens = forecast(outlook, line)
-        own = first_tokens[len(ahead)]
-        waited_s = max(0.0, now - request.arrival_s)
-        skipped = before[_MAX_AHEAD:]
-        if skipped:
-            rate = sum(r.num_prompt_tokens for r in ahead) / max(own.time_s, 1e-6)
-            extra_s = sum(queued.request.num_prompt_tokens for queued in skipped) / max(rate, 1.0)
-        else:
-            extra_s = 0.0
-        is_long = request.num_prompt_tokens >= self._config.long_prompt
-        has_place = view.can_take(probe, self._config) and not before
-        ttft_s = waited_s + self._residual.corrected(own.time_s + extra_s, is_long=is_long, is_queued=not has_place)
-        harmed = 0
-        for other, first_token in zip(later, first_tokens[len(ahead) + 1 :], strict=True):
-            if other.ttft_slo_s is None:
-                continue
-            left_s = other.arrival_s + other.ttft_slo_s - now
-            harmed += left_s >= 0.0 and first_token.time_s + extra_s > left_s
-        num_context = view.entry.load.num_context_tokens if view.entry.load else 0
-        floor = MIN_PREFILL_TOKENS if self._step_is_paced else 0
-        tpot_s = view.cost_model.predict(floor, own.num_running, num_context + request.num_prompt_tokens)
-        return Prediction(
-            ttft_s=ttft_s,
-            tpot_s=tpot_s,
-            harmed=harmed,
-            has_place=has_place,
-            expected_output=lengths.quantile_remaining(0.9, 0, request.max_tokens),
-        )
+        return self._predictor.predict(probe, before, behind, list(self._views.values()), now)
 
     # Inside.
 
@@ -243,9 +195,6 @@ class Gate:
     def _with_order(self, request: Request) -> Request:
         key = order_key(self._config.order, request)
         return request if request.order_key == key else msgspec.structs.replace(request, order_key=key)
-
-    def _lengths_of(self, request: Request) -> OutputLength:
-        return self._lengths[request.tenant, request.tier]
 
     def _due(self, request: Request, now: float) -> list[tuple[float, str]]:
         """When a request that waits from now on must be seen to."""
@@ -285,7 +234,7 @@ class Gate:
         """Give requests away, in order, for as long as a worker can soon use them. One that no worker can take now is
         overtaken only by those that need not wait for the same thing (a long prefill's turn)."""
         effects: list[GateEffect] = []
-        for queued in self._queue.first(_MAX_AHEAD):
+        for queued in self._queue.first(MAX_AHEAD):
             takers = [view for view in self._views.values() if view.can_take(queued, self._config)]
             if not takers:
                 if queued.request.num_prompt_tokens >= self._config.long_prompt:
@@ -315,25 +264,19 @@ class Gate:
             del self._dispatched[request_id]
             del view.dispatched[request_id]
             if not dispatched.is_cancelled and not is_over:
-                self._lengths_of(dispatched.request).observe(dispatched.num_output_tokens)
+                self._predictor.lengths_of(dispatched.request).observe(dispatched.num_output_tokens)
         return not dispatched.is_cancelled
 
     def _first_token(self, dispatched: Dispatched, now: float) -> None:
         """Judge the prediction that was frozen when the request came."""
         dispatched.first_token_s = now
-        request, predicted_s = dispatched.request, dispatched.queued.predicted_ttft_s
-        if predicted_s > 0.0 and not dispatched.is_cancelled:
-            actual_s = now - request.arrival_s
-            self.judged.append((request.tier, predicted_s, actual_s))
-            self._residual.observe(
-                predicted_s,
-                actual_s,
-                is_long=request.num_prompt_tokens >= self._config.long_prompt,
-                is_queued=dispatched.queued.was_queued,
-            )
+        request, prediction = dispatched.request, dispatched.queued.prediction
+        if prediction is not None and not dispatched.is_cancelled:
+            self.judged.append((request.tier, prediction.ttft_s, now - request.arrival_s))
+            self._predictor.judge(dispatched.queued, now)
 
 
-_PREDICTED = ("ttft_unreachable", "tpot_unreachable", "others_ttft")
+_PREDICTED = ("ttft_unreachable", "tpot_unreachable", "others_ttft", "long_share")
 
 
 def _refuse(request_id: str, decision: Reject) -> Refuse:

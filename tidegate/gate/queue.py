@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tidegate.admission.controller import Prediction
 from tidegate.request import Request
 
 Order = tuple[int, float, int]
@@ -19,12 +20,12 @@ Order = tuple[int, float, int]
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """`due`: (time, what) pairs to come, soonest first; what is "age" or "expire"."""
+    """`prediction`: what admission saw for it, frozen then. `due`:
+    (time, what) pairs to come, soonest first; what is "age" or "expire"."""
 
     request: Request
     arrival_number: int
-    predicted_ttft_s: float = 0.0
-    was_queued: bool = False
+    prediction: Prediction | None = None
     rank: int = 0
     is_gone: bool = False
     due: list[tuple[float, str]] = field(default_factory=list)

@@ -35,7 +35,8 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
 
     num_waiting: dispatched or preempted, not in a slot. num_waiting_tokens: prompt tokens that those, and running
     prefills, still have to compute. The step_* fields describe the step that has just been launched (0 when idle):
-    its start, its composition, and with them the arrival phase of what is submitted now.
+    its start, its composition, and with them the arrival phase of what is submitted now. `prefill_left` maps the ids of
+    the requests that prefill to the tokens they will have left to compute when that step ends.
     """
 
     time_s: float
@@ -49,6 +50,7 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     step_start_s: float
     step_prefill_tokens: int
     step_decode_rows: int
+    prefill_left: dict[str, int] = {}
     cache: CacheLife | None = None
 
 
@@ -74,6 +76,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True):
 
     num_queued: requests waiting at the gate. num_free_places: requests that workers could take right now.
     max_request_tokens: the longest prompt plus answer that some worker can hold; 0 when there is no worker.
+    long_share: of the prompt tokens admitted lately, those of long prompts; 0 when nobody had to be refused.
     """
 
     num_queued: int
@@ -82,6 +85,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True):
     max_request_tokens: int
     is_draining: bool
     queued_by_tier: dict[str, int] = {}
+    long_share: float = 0.0
 
     def num_queued_of(self, tier: str) -> int:
         return self.queued_by_tier.get(tier, 0)
