@@ -18,6 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tidegate.metrics.admission import AdmissionMetrics
 from tidegate.metrics.cache_life import cache_life_families
 from tidegate.metrics.histogram import COUNT_BOUNDS, Histogram
 from tidegate.metrics.load_snapshot import CacheLife, LoadReport, StepStats
@@ -32,6 +33,7 @@ class ServerMetrics:
     """The figures of one server."""
 
     def __init__(self) -> None:
+        self.admission = AdmissionMetrics()
         self._info: dict[str, str] = {}
         self._loads: dict[str, LoadReport] = {}
         self._lives: list[CacheLife] = []  # of workers that are gone
@@ -134,6 +136,7 @@ class ServerMetrics:
         for outcome, num_requests in sorted(self._num_requests.items()):
             requests.add_metric([outcome], num_requests)
         yield requests
+        yield from self.admission.families()
         for name, documentation in _COUNTERS.items():
             yield CounterMetricFamily(f"tidegate_{name}", documentation, value=self._counts[name])
         yield CounterMetricFamily("tidegate_executor_busy_seconds", "Time computing steps.", value=self._busy_s)

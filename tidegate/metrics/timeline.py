@@ -76,7 +76,8 @@ class Timeline:
     """Times are monotonic seconds, None until the milestone is reached; those of the worker come with its first output.
 
     The frontend sets the milestones it sees, feeds every output to `on_output`, and calls `finish` once, with the
-    outcome as the client saw it. `first_byte_s` is when the first byte of the answer went to the socket.
+    outcome as the client saw it. `first_byte_s` is when the first byte of the answer went to the socket. `tier` is what
+    was asked for; `decision` is what the gate made of the request, with its numbers, ready for JSON.
     """
 
     request_id: str
@@ -95,6 +96,7 @@ class Timeline:
     num_preemptions: int = 0
     preempted_before_first_token: bool = False
     itl: Histogram = field(default_factory=Histogram)
+    decision: dict[str, Any] = field(default_factory=dict)
     _choices: dict[int, _Choice] = field(default_factory=dict)
 
     # What the frontend feeds in.
@@ -244,6 +246,7 @@ class Timeline:
             "tenant": self.tenant,
             "tier": self.tier,
             "outcome": self.outcome or None,
+            "decision": self.decision or None,
             "age_s": _rounded(None if now_s is None else now_s - self.received_s),
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.num_cached_tokens,
