@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
 import pytest
+from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.worker.served import ServedProcess
@@ -113,3 +115,30 @@ def test_a_requests_timeline_can_be_asked_for(client: openai.OpenAI, served: Ser
     request_id = answer.headers["x-request-id"]
     timeline = httpx.get(f"{served.url}/debug/requests/{request_id}").json()
     assert sum(timeline["ttft_parts_s"].values()) == pytest.approx(timeline["ttft_s"], abs=1e-3)
+
+
+def _answer(client: openai.OpenAI, streams: bool, **asked: Any) -> tuple[str, CompletionUsage]:
+    if not streams:
+        whole = client.chat.completions.create(model="default", **asked)
+        return whole.choices[0].message.content, whole.usage
+    chunks = list(
+        client.chat.completions.create(model="default", stream=True, stream_options={"include_usage": True}, **asked)
+    )
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), chunks[-1].usage
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_each_turn_of_a_chat_hits_what_was_said_before_however_oddly_it_was_tokenized(
+    client: openai.OpenAI, streams: bool
+) -> None:
+    """At this temperature few answers tokenize to the ids that were drawn; one turn is cut by a stop string."""
+    messages: list[ChatCompletionMessageParam] = []
+    num_before = 0
+    for turn in range(6):
+        messages.append({"role": "user", "content": f"Question {turn}: name odd words \u6f22\u5b57 \U0001f600."})
+        asked = {"messages": messages, "max_tokens": 60, "temperature": 1.5, "seed": turn}
+        text, usage = _answer(client, streams, **asked, stop=["e s"] if turn == 3 else None)
+        assert usage.prompt_tokens_details is not None
+        assert (usage.prompt_tokens_details.cached_tokens or 0) >= 0.9 * num_before
+        num_before = usage.prompt_tokens + usage.completion_tokens
+        messages.append({"role": "assistant", "content": text})

@@ -7,7 +7,7 @@ Invariant: nothing is taken in after the choice has ended, whatever the engine s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tidegate.api.errors import Outcome, Refused
@@ -37,6 +37,8 @@ class Choice:
         params = request.params
         self.index = index
         self.finish_reason: FinishReason | None = None
+        self.token_ids: list[int] = []
+        self._pieces: list[str] = []
         self._text = ChoiceText(
             tokenizer,
             stops=params.stop,
@@ -51,6 +53,11 @@ class Choice:
         return self.finish_reason is not None
 
     @property
+    def text(self) -> str:
+        """All that its client got of it."""
+        return "".join(self._pieces)
+
+    @property
     def num_tokens(self) -> int:
         return self._text.num_tokens
 
@@ -62,6 +69,7 @@ class Choice:
             raise Refused(Outcome.ERROR, output.error or "the request was ended by the server")
         text = self._text.push(output.token_ids)
         delta = Delta(text.text, text_offsets=text.text_offsets)
+        self.token_ids += output.token_ids[: text.num_tokens_used]
         if output.logprobs is not None:
             delta.logprobs = output.logprobs[: text.num_tokens_used]
         if text.stop is not None:
@@ -71,13 +79,23 @@ class Choice:
             delta.text += rest.text
             self.finish_reason = FinishReason.STOP if rest.stop is not None else output.finish_reason
         delta.finish_reason = self.finish_reason
+        self._pieces.append(delta.text)
         return delta
 
 
 class Answers:
     """All choices of a response, its usage, and what its prompts brought."""
 
-    def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer, *, continues_text: bool) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        tokenizer: Tokenizer,
+        *,
+        continues_text: bool,
+        on_finished: Callable[[Choice], None] | None = None,
+    ) -> None:
+        """`on_finished` is called with each choice that has just ended."""
+        self._on_finished = on_finished
         self.choices = [
             [
                 Choice(place * request.params.n + index, request, tokenizer, continues_text=continues_text)
@@ -96,7 +114,10 @@ class Answers:
         if output.prompt_logprobs is not None:
             self.prompt_logprobs[place] = output.prompt_logprobs
         choice = self.choices[place][output.index]
-        return choice, choice.push(output)
+        delta = choice.push(output)
+        if delta.finish_reason is not None and self._on_finished is not None:
+            self._on_finished(choice)
+        return choice, delta
 
     def is_finished(self, place: int) -> bool:
         return all(choice.is_finished for choice in self.choices[place])

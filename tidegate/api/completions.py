@@ -16,7 +16,7 @@ import msgspec
 
 from tidegate.api.body import parse
 from tidegate.api.chat_format import ChatFormat
-from tidegate.api.choices import Answers, Delta
+from tidegate.api.choices import Answers, Choice, Delta
 from tidegate.api.completion_format import CompletionFormat
 from tidegate.api.exchange import Exchange
 from tidegate.api.formats import DONE, AnswerFormat
@@ -26,6 +26,7 @@ from tidegate.api.schemas import ChatBody, CompletionBody, SamplingFields
 from tidegate.api.service import Outcome, Refused, Service
 from tidegate.clock import Clock
 from tidegate.request import InvalidRequest, Request, SamplingParams
+from tidegate.text.conversation import ConversationStart
 
 STREAM_BUFFER_LIMIT = 64 * 2**10
 """Bytes of a stream that wait for a client that is behind, on top of what the connection buffers."""
@@ -41,6 +42,7 @@ class Job:
     streams: bool
     with_usage: bool
     continues_text: bool
+    conversation: ConversationStart | None = None
 
 
 async def chat_job(data: bytes, exchange: Exchange, prompts: Prompts) -> Job:
@@ -67,7 +69,8 @@ async def chat_job(data: bytes, exchange: Exchange, prompts: Prompts) -> Job:
         with_usage=with_usage,
         with_logprobs=bool(body.logprobs),
     )
-    return Job(_requests(body, params, [prompt], exchange, prompts), answer_format, streams, with_usage, False)
+    requests = _requests(body, params, [prompt], exchange, prompts)
+    return Job(requests, answer_format, streams, with_usage, False, prompt.conversation)
 
 
 async def completion_job(data: bytes, exchange: Exchange, prompts: Prompts) -> Job:
@@ -133,7 +136,12 @@ async def answer(exchange: Exchange, job: Job, prompts: Prompts, service: Servic
     exchange.on_end = generation.close
     outcome: Outcome | list[Outcome] = Outcome.ERROR
     try:
-        answers = Answers(job.requests, prompts.model.tokenizer, continues_text=job.continues_text)
+        answers = Answers(
+            job.requests,
+            prompts.model.tokenizer,
+            continues_text=job.continues_text,
+            on_finished=_rememberer(job, prompts),
+        )
         respond = _stream if job.streams else _respond_whole
         await respond(exchange, job, generation, answers, lambda: generation.first_byte_sent(clock.now()))
         outcome = answers.outcomes()
@@ -145,6 +153,11 @@ async def answer(exchange: Exchange, job: Job, prompts: Prompts, service: Servic
             await exchange.write(b"data: " + refused.body() + b"\n\n", more=False)
     finally:
         generation.finish(Outcome.CANCELLED if exchange.is_gone and outcome is Outcome.ERROR else outcome)
+
+
+def _rememberer(job: Job, prompts: Prompts) -> Callable[[Choice], None] | None:
+    start = job.conversation
+    return None if start is None else lambda choice: prompts.remember(start, choice.text, choice.token_ids)
 
 
 async def _respond_whole(

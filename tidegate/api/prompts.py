@@ -23,6 +23,7 @@ from tidegate.api.schemas import (
 )
 from tidegate.api.service import ServedModel
 from tidegate.request import InvalidRequest, Request, SamplingParams
+from tidegate.text.conversation import ConversationMemory, ConversationStart
 
 MAX_PROMPTS = 256
 MAX_BAD_WORDS = 128
@@ -37,10 +38,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`text` is the client's own text, empty when it sent token ids."""
+    """`text` is the client's own text, empty when it sent token ids. `conversation` is what a chat is remembered by."""
 
     token_ids: list[int]
     text: str = ""
+    conversation: ConversationStart | None = None
 
 
 class Prompts:
@@ -50,6 +52,7 @@ class Prompts:
         self._model = model
         self._tokenizer = model.tokenizer
         self._pool = pool
+        self._conversations = ConversationMemory(model.tokenizer)
         token_bytes = model.tokenizer.token_bytes
         self._max_token_bytes = max((len(token_bytes(i)) for i in range(model.tokenizer.vocab_size)), default=1) or 1
 
@@ -74,15 +77,21 @@ class Prompts:
         continues = bool(body.continue_final_message)
         begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
 
-        def encode() -> list[int]:
-            return self._model.chat_template.encode(
+        def encode() -> ConversationStart:
+            segments = self._model.chat_template.render(
                 messages,
                 add_generation_prompt=begins,
                 continue_final_message=continues,
                 variables=body.chat_template_kwargs,
             )
+            return self._conversations.encode(segments, self._model.namespace)
 
-        return Prompt(await self._run(encode, num_bytes))
+        start = await self._run(encode, num_bytes)
+        return Prompt(start.token_ids, conversation=start)
+
+    def remember(self, start: ConversationStart, text: str, token_ids: Sequence[int]) -> None:
+        """An answer has ended: the next turn of its conversation begins with these very tokens."""
+        self._conversations.remember(start, text, token_ids)
 
     async def of_text(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> Prompt:
         num_bytes = _num_bytes(text)

@@ -104,15 +104,14 @@ class ConversationMemory:
                 self._num_tokens -= len(self._entries.popitem(last=False)[1])
 
     def _spelling(self, text: str, output_ids: Sequence[int]) -> list[int]:
-        """The generated ids that are the answer's text. A stop string may have cut the text inside a token: what is
-        left of that token is tokenized. Empty when the ids do not give the text."""
+        """The generated ids that are the answer's text, with what has no text: special tokens that the model chose in
+        the midst of it, and went on from. A stop string may have cut the text inside a token: what is left of that
+        token is tokenized. Empty when the ids do not give the text."""
         tokenizer = self._tokenizer
         special_ids = tokenizer.special_ids
         ids = list(output_ids)
         while ids and ids[-1] in special_ids:
             ids.pop()
-        if not special_ids.isdisjoint(ids):
-            return []
         if tokenizer.decode(ids) == text:
             return ids
         for length in range(len(ids) - 1, max(0, len(ids) - _MAX_CUT_TOKENS), -1):
