@@ -42,10 +42,13 @@ def test_a_file_is_made_once(tmp_path):
     assert made_file(source, "tiny", "F16").stat().st_ino == first
 
 
-def test_a_model_that_knows_nothing_is_about_as_perplexed_as_its_vocabulary_is_large(tmp_path):
+def test_perplexity_does_not_depend_on_the_chunks_it_is_computed_in(tmp_path, monkeypatch):
     path = write_tiny_gguf(tmp_path / "tiny.gguf", weight_type="F16")
-    found = quality.measure("tiny", str(path), resolve_model(str(path), progress=False), "f32")
-    vocab_size = len(read_gguf(path).metadata["tokenizer.ggml.tokens"])
-    assert math.log(found.perplexity) == pytest.approx(math.log(vocab_size), abs=1.0)
+    source = resolve_model(str(path), progress=False)
+    found = quality.measure("tiny", str(path), source, "f32")
+    monkeypatch.setattr(quality, "CHUNK_TOKENS", 512)
+    assert quality.measure("tiny", str(path), source, "f32").perplexity == pytest.approx(found.perplexity, rel=1e-3)
+    assert math.isfinite(found.perplexity) and found.perplexity > 10
     assert found.num_tokens > 2000
-    assert found.kv_bytes_per_token > 0
+    shape = source.architecture
+    assert found.kv_bytes_per_token == 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * 4
