@@ -43,7 +43,11 @@ class Prediction:
     kind: Kind = (False, False)
 
     def numbers(self) -> dict[str, float]:
-        return {"predicted_ttft_ms": round(self.ttft_s * 1e3, 1), "predicted_tpot_ms": round(self.tpot_s * 1e3, 2)}
+        return {
+            "predicted_ttft_ms": round(self.ttft_s * 1e3, 1),
+            "predicted_tpot_ms": round(self.tpot_s * 1e3, 2),
+            "expected_output_p90": round(self.expected_output),
+        }
 
 
 Predict = Callable[[Request], Prediction]
@@ -66,7 +70,7 @@ def decide(
     if rejection := _impossible(request, load):
         return Verdict(rejection, request)
     if config.admission == "off":
-        return Verdict(_by_bounds_alone(request, load, config), request)
+        return Verdict(decide_by_bounds(request, load, config), request)
     prediction = predict(request)
     problem = _problem(request, load, tiers[request.tier], config, prediction)
     if problem is None:
@@ -110,7 +114,10 @@ def _impossible(request: Request, load: LoadSnapshot) -> Reject | None:
     return None
 
 
-def _by_bounds_alone(request: Request, load: LoadSnapshot, config: GateConfig) -> AdmissionDecision:
+def decide_by_bounds(request: Request, load: LoadSnapshot, config: GateConfig) -> AdmissionDecision:
+    """What is done without predictions: the bound of the queue, and what can never be served."""
+    if rejection := _impossible(request, load):
+        return rejection
     if load.num_free_places > load.num_queued:
         return Admit("fits")
     if load.num_queued >= config.max_queued:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidegate.admission.decision import Admit, Downgrade, Queue
+from tidegate.admission.decision import AdmissionDecision
 from tidegate.request import Request, RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
     """What admission has decided of a request, and how it is served (tier, max_tokens, objectives). Comes before any
-    other effect of the request; again when a request that waits is downgraded. Not for a refusal."""
+    other effect of the request; again when a request that waits is downgraded. Not for a refusal. Where admission only
+    observes, the decision (a Reject too) is what would have been done, and the request is served as it came."""
 
     request: Request
-    decision: Admit | Queue | Downgrade
+    decision: AdmissionDecision
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from collections import defaultdict
 import msgspec
 
 from tidegate.admission.class_share import ClassShare
-from tidegate.admission.controller import Prediction, apply_downgrade, decide
+from tidegate.admission.controller import Prediction, apply_downgrade, decide, decide_by_bounds
 from tidegate.admission.decision import Downgrade, Reject
 from tidegate.config import Config
+from tidegate.cost_model import CostModel
 from tidegate.gate.dispatched import Dispatched, WorkerView
 from tidegate.gate.effects import CancelAtWorker, Decided, Deliver, Dispatch, GateEffect, Refuse
 from tidegate.gate.look_ahead import LookAhead
@@ -37,7 +38,8 @@ from tidegate.worker.messages import StepReport, WorkerInfo
 class Gate:
     def __init__(self, config: Config) -> None:
         self._config = config.gate
-        self._tiers = config.tiers
+        self._tiers = dict(config.tiers)
+        self._offered = tuple(config.tiers)
         self._step_is_paced = config.scheduler.step == "adaptive"
         self._queue = WaitingQueue()
         self._registry = WorkerRegistry()
@@ -56,24 +58,34 @@ class Gate:
         """Take a request in. The first effect is its refusal, or what was decided. Raises InvalidRequest for a tier
         that does not exist."""
         request = self._with_tier(request)
-        verdict = decide(request, self.snapshot(now), self._tiers, self._config, lambda r: self.predict(r, now))
+        load = self.snapshot(now)
+        verdict = decide(request, load, self._tiers, self._config, lambda r: self.predict(r, now))
         decision, served = verdict.decision, verdict.request
-        if isinstance(decision, Reject):
-            if decision.reason in _PREDICTED and decision.reason != "long_share":
-                self._share.refused(now)
-            if self._config.admission == "on" or decision.reason not in _PREDICTED:
-                return [_refuse(request.request_id, decision)]
-            served = request
-        elif isinstance(decision, Downgrade) and self._config.admission == "observe":
-            served = request
+        if isinstance(decision, Reject) and decision.reason in _PREDICTED and decision.reason != "long_share":
+            self._share.refused(now)
+        enforced = decision
+        if self._config.admission == "observe":  # what was decided is reported; what is done is what "off" would do
+            enforced, served = decide_by_bounds(request, load, self._config), request
+        if isinstance(enforced, Reject):
+            return [_refuse(request.request_id, enforced)]
         self._share.admitted(served.num_prompt_tokens, is_long=served.num_prompt_tokens >= self._config.long_prompt)
         self._num_arrived += 1
         queued = QueuedRequest(self._with_order(served), self._num_arrived, rank=served.priority)
         queued.prediction = verdict.prediction
         queued.due = self._due(served, now)
         self._queue.push(queued)
-        decided: list[GateEffect] = [] if isinstance(decision, Reject) else [Decided(served, decision)]
-        return decided + self._dispatch_all()
+        return [Decided(served, decision), *self._dispatch_all()]
+
+    def would_refuse(self, request: Request, now: float) -> Refuse | None:
+        """The refusal of a request with at least this prompt, if it came now; for before a prompt is tokenized. Changes
+        nothing: what is not refused here is still to be submitted. Raises InvalidRequest like submit."""
+        request = self._with_tier(request)
+        load = self.snapshot(now)
+        if self._config.admission == "on":
+            decision = decide(request, load, self._tiers, self._config, lambda r: self.predict(r, now)).decision
+        else:
+            decision = decide_by_bounds(request, load, self._config)
+        return _refuse(request.request_id, decision) if isinstance(decision, Reject) else None
 
     def cancel(self, request_id: str, now: float) -> list[GateEffect]:
         """The client went away, or has all it wants. Unknown ids do nothing."""
@@ -91,7 +103,9 @@ class Gate:
 
     def worker_ready(self, info: WorkerInfo, now: float) -> list[GateEffect]:
         entry = self._registry.add(info)
-        self._views[info.worker_id] = WorkerView(entry, LookAhead(info.max_num_seqs), self._step_is_paced)
+        self._views[info.worker_id] = WorkerView(
+            entry, LookAhead(info.max_num_seqs), self._step_is_paced, CostModel(info.step_cost)
+        )
         return self._dispatch_all()
 
     def worker_lost(self, worker_id: str, now: float) -> list[GateEffect]:
@@ -148,6 +162,18 @@ class Gate:
         self._is_draining = True
         return []
 
+    def reconfigure(self, config: Config) -> None:
+        """Other tiers and gate settings from now on; what waits already keeps the objectives it came with."""
+        self._config = config.gate
+        self._predictor.reconfigure(config.gate)
+        self._offered = tuple(config.tiers)
+        self._tiers |= config.tiers  # one that is no longer offered may still be that of a request that waits
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """The tiers that a request may ask for."""
+        return self._offered
+
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
@@ -181,9 +207,9 @@ class Gate:
     def _with_tier(self, request: Request) -> Request:
         """The request with its tier's rank and the tier's objectives where it brings none of its own."""
         tier = self._tiers.get(request.tier)
-        if tier is None:
+        if tier is None or request.tier not in self._offered:
             raise InvalidRequest(
-                f"unknown service tier {request.tier!r}; allowed: {', '.join(self._tiers)}", param="service_tier"
+                f"unknown service tier {request.tier!r}; allowed: {', '.join(self._offered)}", param="service_tier"
             )
         return msgspec.structs.replace(
             request,
@@ -200,8 +226,8 @@ class Gate:
         """When a request that waits from now on must be seen to."""
         expire_s = now + self._config.queue_timeout
         if request.ttft_slo_s is not None and self._config.admission == "on":
-            cost = next(iter(self._views.values())).cost_model
-            own_s = cost.predict(request.num_prompt_tokens, 0, 0)
+            views = self._views.values()
+            own_s = min((view.cost_model.predict(request.num_prompt_tokens, 0, 0) for view in views), default=0.0)
             expire_s = min(expire_s, max(now, request.arrival_s + request.ttft_slo_s - own_s))
         due = [(expire_s, "expire")]
         if request.priority > 0:

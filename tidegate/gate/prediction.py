@@ -29,6 +29,9 @@ class Predictor:
         self._residual = TtftResidual()
         self._lengths: defaultdict[tuple[str, str], OutputLength] = defaultdict(OutputLength)
 
+    def reconfigure(self, config: GateConfig) -> None:
+        self._config = config
+
     def lengths_of(self, request: Request) -> OutputLength:
         return self._lengths[request.tenant, request.tier]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tidegate.cost_model import StepCost
 from tidegate.metrics.load_snapshot import LoadReport, StepStats
 from tidegate.request import Request, RequestOutput
 
@@ -15,7 +16,8 @@ PROTOCOL_VERSION = 1
 
 
 class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """What a worker serves. `version` is the package's, and must equal the frontend's."""
+    """What a worker serves. `version` is the package's, and must equal the frontend's. `step_cost`: as measured at its
+    start; None where it was not."""
 
     worker_id: str
     incarnation: str
@@ -34,6 +36,7 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    step_cost: StepCost | None = None
 
 
 # Frontend to worker.
