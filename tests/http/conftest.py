@@ -11,10 +11,16 @@ import pytest
 from tests.http.fake_service import FakeService, RunningServer, serving
 
 
-@pytest.fixture
-def server() -> Iterator[RunningServer]:
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[RunningServer]:
     with serving() as running:
         yield running
+
+
+@pytest.fixture
+def server(shared_server: RunningServer) -> RunningServer:
+    shared_server.service.reset()
+    return shared_server
 
 
 @pytest.fixture

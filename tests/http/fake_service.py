@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -123,17 +123,15 @@ def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
 
 
 class FakeService:
-    """`reply` answers at once; None leaves each stream to the test, which takes it from `next_stream`."""
+    """`reply` answers at once; None leaves each stream to `on_submit`, and to the test that takes it (`next_stream`).
+
+    The status of a response comes with the first token: a client that waits for it needs on_submit to emit one.
+    """
 
     def __init__(self, *, max_model_len: int = 4096) -> None:
         tokenizer = byte_tokenizer()
-        self.reply: str | None = "Hello, wörld!"
-        self.refuse: Refused | None = None
-        self.reason: HealthReason = "ready"
-        self.requests: list[Request] = []
-        self.outcomes: dict[str, Outcome] = {}
-        self.milestones: dict[str, dict[str, float]] = {}
-        self.served: ServedModel | None = ServedModel(
+        self._changed = threading.Condition()
+        self._served = ServedModel(
             name="fake-model",
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
@@ -144,8 +142,19 @@ class FakeService:
             num_blocks=1024,
             created=1,
         )
+        self.reset()
+
+    def reset(self) -> None:
+        """As new."""
+        self.reply: str | None = "Hello, wörld!"
+        self.on_submit: Callable[[FakeStream], None] | None = None
+        self.refuse: Refused | None = None
+        self.reason: HealthReason = "ready"
+        self.requests: list[Request] = []
+        self.outcomes: dict[str, Outcome] = {}
+        self.milestones: dict[str, dict[str, float]] = {}
+        self.served: ServedModel | None = self._served
         self._streams: list[FakeStream] = []
-        self._changed = threading.Condition()
 
     @property
     def model(self) -> ServedModel | None:
@@ -157,6 +166,8 @@ class FakeService:
         stream = FakeStream(request, asyncio.get_running_loop())
         if self.reply is not None:
             stream.answer(self.reply)
+        if self.on_submit is not None:
+            self.on_submit(stream)
         with self._changed:
             self.requests.append(request)
             self._streams.append(stream)

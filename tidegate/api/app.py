@@ -160,11 +160,14 @@ class Api:
             prompts = self._known_prompts()
             job = await make_job(data, exchange, prompts)
             if exchange.is_gone:
-                raise Refused(Outcome.CANCELLED, "the client went away")
+                raise exchange.gone()
         except (InvalidRequest, Refused) as error:
             refused = error if isinstance(error, Refused) else Refused.of(error)
             self._service.record(exchange.request_id, outcome=refused.outcome)
             raise refused from None
+        except Exception:
+            self._service.record(exchange.request_id, outcome=Outcome.ERROR)
+            raise
         await answer(exchange, job, prompts, self._service, self._clock)
 
     def _check_open(self) -> None:

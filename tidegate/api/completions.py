@@ -218,7 +218,7 @@ def _close_finished(generation: Generation, answers: Answers, batch: Batch) -> N
 def _check_complete(exchange: Exchange, answers: Answers) -> None:
     """Raises Refused when the outputs ended before the answers did: the client went away, or a fault of ours."""
     if exchange.is_gone:
-        raise Refused(Outcome.CANCELLED, "the client went away")
+        raise exchange.gone()
     if exchange.is_cut_off:
         raise Refused(Outcome.DRAINING, "the server is shutting down; the answer is not complete")
     if not all(choice.is_finished for choice in answers.all_choices):

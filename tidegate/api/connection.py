@@ -65,6 +65,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._num_unsent = 0
+        self._is_unread = False
         self._num_header_bytes = 0
         self._is_in_headers = True
 
@@ -73,6 +74,10 @@ class BoundedProtocol(HttpToolsProtocol):
     @property
     def is_congested(self) -> bool:
         return self.flow.write_paused
+
+    @property
+    def is_unread(self) -> bool:
+        return self._is_unread
 
     def abort(self) -> None:
         self.transport.abort()
@@ -102,7 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_headers = True
         self._num_header_bytes = 0
-        self.scope["extensions"] = {CONNECTION_EXTENSION: self}  # type: ignore[typeddict-item]
+        self.scope["extensions"] = {CONNECTION_EXTENSION: {"connection": self}}
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
@@ -161,6 +166,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Nothing is written while the client is behind, so that an unchanged buffer is a client that does not read."""
         num_unsent = self.transport.get_write_buffer_size()
         if num_unsent >= self._num_unsent:
+            self._is_unread = True
             self.transport.abort()
             return
         self._num_unsent = num_unsent

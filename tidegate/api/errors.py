@@ -85,6 +85,8 @@ ERROR_TABLE: dict[Outcome, ErrorRow] = {
     Outcome.TOO_MANY_CONNECTIONS: ErrorRow(503, "server_error", retry_after_s=1.0, should_retry=True),
 }
 
+_OUTCOME_OF_CODE = {str(outcome): outcome for outcome, row in ERROR_TABLE.items() if 400 <= row.status < 500}
+
 
 class Refused(Exception):
     """A request that gets no answer, with what its client is told. Raised by a Service, at submit or by the stream.
@@ -112,8 +114,8 @@ class Refused(Exception):
     @classmethod
     def of(cls, error: InvalidRequest) -> Refused:
         """The refusal that a user's mistake leads to. A code that the table lacks is plain `invalid_request`."""
-        outcome = Outcome(error.code) if error.code in Outcome else Outcome.INVALID
-        return cls(outcome if outcome in ERROR_TABLE else Outcome.INVALID, str(error), param=error.param)
+        outcome = _OUTCOME_OF_CODE.get(error.code, Outcome.INVALID)
+        return cls(outcome, str(error), param=error.param)
 
     @property
     def status(self) -> int:

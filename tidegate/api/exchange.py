@@ -23,11 +23,16 @@ _MAX_ECHO = 128
 
 
 class Connection(Protocol):
-    """What the server's transport tells of itself, in scope["extensions"][CONNECTION_EXTENSION]."""
+    """What the server's transport tells of itself, in scope["extensions"][CONNECTION_EXTENSION]["connection"]."""
 
     @property
     def is_congested(self) -> bool:
         """Whether the client is behind: more is buffered for it than the limit."""
+        ...
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it was cut because the client did not read for too long."""
         ...
 
     def abort(self) -> None: ...
@@ -49,7 +54,9 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
-        self._connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
+        self._connection: Connection | None = (
+            scope.get("extensions", {}).get(CONNECTION_EXTENSION, {}).get("connection")
+        )
         self._request_headers: dict[bytes, bytes] = dict(scope["headers"])
 
     def header(self, name: bytes) -> bytes | None:
@@ -125,6 +132,12 @@ class Exchange:
     @property
     def is_congested(self) -> bool:
         return self._connection is not None and self._connection.is_congested
+
+    def gone(self) -> Refused:
+        """Why a client is gone that is."""
+        if self._connection is not None and self._connection.is_unread:
+            return Refused(Outcome.SLOW_READER, "the client does not read its answer")
+        return Refused(Outcome.CANCELLED, "the client went away")
 
     async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self.is_started = True

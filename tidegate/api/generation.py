@@ -8,7 +8,7 @@ Invariant: after close() nothing of it runs anywhere, and iterating it ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from tidegate.api.service import Outcome, OutputStream, Refused, Service
 from tidegate.request import Request, RequestOutput
@@ -28,19 +28,19 @@ class Generation:
             for request in requests:
                 self._streams.append(service.submit(request))
                 service.record(request.request_id, tokenized_s=tokenized_s)
-        except Refused as refused:
-            self.finish(refused.outcome)
+        except Exception as error:
+            self.finish(error.outcome if isinstance(error, Refused) else Outcome.ERROR)
             raise
 
-    def batches(self) -> AsyncIterator[Batch]:
+    def batches(self) -> AsyncGenerator[Batch, None]:
         """All outputs in order, in as few batches as they allow. Raises Refused."""
         return self._single() if len(self._streams) == 1 else self._merged()
 
-    async def _single(self) -> AsyncIterator[Batch]:
+    async def _single(self) -> AsyncGenerator[Batch, None]:
         async for outputs in self._streams[0]:
             yield [(0, output) for output in outputs]
 
-    async def _merged(self) -> AsyncIterator[Batch]:
+    async def _merged(self) -> AsyncGenerator[Batch, None]:
         arrived: Batch = []
         failures: list[Exception] = []
         wake = asyncio.Event()

@@ -153,7 +153,7 @@ class _Uvicorn(uvicorn.Server):
     """Without uvicorn's own signal handling."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         yield
 
 
