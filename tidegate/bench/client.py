@@ -16,7 +16,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -62,7 +62,7 @@ class Endpoint:
         ]
         if length:
             lines += ["Content-Type: application/json", f"Content-Length: {length}"]
-        if self.api_key is not None:
+        if self.api_key is not None and "Authorization" not in (headers or {}):
             lines.append(f"Authorization: Bearer {self.api_key}")
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
@@ -196,7 +196,7 @@ class _Stream(asyncio.Protocol):
     # asyncio's side.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self._transport = transport
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):

@@ -16,9 +16,14 @@ from rich.table import Table
 
 from tidegate.config import ConfigError
 
+_FILE_WIDTH = 132
+
 
 def console_for(json_path: str | None) -> Console:
-    return Console(stderr=json_path == "-", highlight=False)
+    console = Console(stderr=json_path == "-", highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_WIDTH)  # a log file has room for whole tables
+    return console
 
 
 def check_writable(path: str | None) -> None:
