@@ -7,6 +7,7 @@ Never does: I/O. An exception's text reaches a client only when it is one of our
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,16 +18,23 @@ from tidegate.request import InvalidRequest
 
 
 class Outcome(StrEnum):
-    """How a request ended. The first two are answers; the value is the `outcome` label and the error's `code`."""
+    """How a request ended. STOP and LENGTH are the answers that were asked for, CLAMPED and TIMEOUT (once it has begun)
+    are shorter ones; the value is the `outcome` label and the error's `code`."""
 
     STOP = "stop"
     LENGTH = "length"
+    CLAMPED = "clamped"  # cut at the length that admission had lowered it to
+    TIMEOUT = "timeout"  # its own timeout_s has passed
     CANCELLED = "cancelled"  # the client went away
     SLOW_READER = "slow_reader"  # the client stopped reading
     ERROR = "internal_error"  # a fault on our side
     WORKER_FAILED = "worker_failed"  # its worker died, and it could not be replayed
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    TTFT_UNREACHABLE = "ttft_unreachable"  # its first token would come, or has not come, within its objective
+    TPOT_UNREACHABLE = "tpot_unreachable"  # its tokens would come too slowly
+    OTHERS_TTFT = "others_ttft"  # those that wait already would miss theirs
+    LONG_SHARE = "long_share"  # long prompts have had their share of a server that has to refuse
     NEVER_FITS = "never_fits"  # needs more KV blocks than there are
     CONTEXT_LENGTH = "context_length_exceeded"
     LOADING = "loading"
@@ -57,6 +65,7 @@ class ErrorRow:
     should_retry: bool = False
 
 
+ADMISSION_HEADER = b"x-tidegate-admission"
 _INVALID = "invalid_request_error"
 ERROR_TABLE: dict[Outcome, ErrorRow] = {
     Outcome.CANCELLED: ErrorRow(499, "request_cancelled"),
@@ -65,6 +74,11 @@ ERROR_TABLE: dict[Outcome, ErrorRow] = {
     Outcome.WORKER_FAILED: ErrorRow(503, "server_error", retry_after_s=1.0, should_retry=True),
     Outcome.QUEUE_FULL: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
     Outcome.QUEUE_TIMEOUT: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
+    Outcome.TTFT_UNREACHABLE: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
+    Outcome.TPOT_UNREACHABLE: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
+    Outcome.OTHERS_TTFT: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
+    Outcome.LONG_SHARE: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
+    Outcome.TIMEOUT: ErrorRow(408, "timeout_error"),
     Outcome.NEVER_FITS: ErrorRow(400, _INVALID),
     Outcome.CONTEXT_LENGTH: ErrorRow(400, _INVALID),
     Outcome.LOADING: ErrorRow(503, "server_error", retry_after_s=2.0, should_retry=True),
@@ -91,7 +105,8 @@ _OUTCOME_OF_CODE = {str(outcome): outcome for outcome, row in ERROR_TABLE.items(
 class Refused(Exception):
     """A request that gets no answer, with what its client is told. Raised by a Service, at submit or by the stream.
 
-    `message` is one sentence with the numbers it rests on. `retry_after_s` None takes the table's.
+    `message` is one sentence with the numbers it rests on. `retry_after_s` None takes the table's. `numbers` are those
+    of admission, where it was admission that refused.
     """
 
     def __init__(
@@ -102,8 +117,10 @@ class Refused(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
         should_retry: bool | None = None,
+        numbers: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(message)
+        self.numbers = numbers
         self.outcome = outcome
         self.message = message
         self.param = param
@@ -122,10 +139,13 @@ class Refused(Exception):
         return ERROR_TABLE[self.outcome].status
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Retry-After (whole seconds, rounded up) and x-should-retry, which the official clients obey."""
+        """Retry-After (whole seconds, rounded up) and x-should-retry, which the official clients obey; and the decision
+        of admission, where it was admission that refused."""
         headers = [(b"x-should-retry", b"true" if self.should_retry else b"false")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode()))
+        if self.numbers is not None:
+            headers.append((ADMISSION_HEADER, admission_text("reject", str(self.outcome), self.numbers).encode()))
         if self.outcome is Outcome.UNAUTHORIZED:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers
@@ -143,3 +163,13 @@ class Refused(Exception):
                 "code": str(self.outcome),
             }
         }
+
+
+def admission_text(action: str, reason: str, numbers: Mapping[str, float], changes: Sequence[str] = ()) -> str:
+    """A decision as the client is told it: `downgrade; reason=long_output; changes=clamp:256,tier:flex; ...`."""
+    parts = [action, f"reason={reason}"]
+    if changes:
+        parts.append("changes=" + ",".join(changes))
+    if "predicted_ttft_ms" in numbers:
+        parts.append(f"predicted_ttft_ms={numbers['predicted_ttft_ms']:.0f}")
+    return "; ".join(parts)

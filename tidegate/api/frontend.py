@@ -16,19 +16,21 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.api.errors import Outcome, Refused
-from tidegate.api.service import Health, ServedModel
+from tidegate.admission.decision import AdmissionDecision, Downgrade
+from tidegate.api.errors import Outcome, Refused, admission_text
+from tidegate.api.service import Health, Served, ServedModel
 from tidegate.clock import Clock
 from tidegate.config import Config, ConfigError
-from tidegate.gate.effects import CancelAtWorker, Deliver, Dispatch, GateEffect, Refuse
+from tidegate.gate.effects import CancelAtWorker, Decided, Deliver, Dispatch, GateEffect, Refuse
 from tidegate.gate.gate import Gate
 from tidegate.metrics.registry import ServerMetrics
 from tidegate.metrics.timeline import Timeline
-from tidegate.request import FinishReason, Request, RequestOutput
+from tidegate.request import FinishReason, InvalidRequest, Request, RequestOutput
 from tidegate.worker.messages import Cancel, StepReport, Submit, WorkerInfo
 from tidegate.worker.supervisor import WorkerSupervisor
 
 _MAX_RECENT = 1024  # ended requests whose timelines can still be asked for
+_LENGTH_IS_KNOWN = frozenset({Outcome.STOP, Outcome.LENGTH, Outcome.CLAMPED, Outcome.CANCELLED})
 
 log = logging.getLogger("tidegate.frontend")
 
@@ -41,6 +43,7 @@ class RequestStream:
         self._request_id = request_id
         self._outputs: list[RequestOutput] = []
         self._refused: Refused | None = None
+        self.served: Served | None = None
         self._has_ended = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -81,7 +84,7 @@ class RequestStream:
 
 @dataclass(slots=True)
 class _Held:
-    """All that a request holds here. `is_live`: the gate, and perhaps a worker, still has it."""
+    """All that a request holds here, as it was asked for. `is_live`: the gate, and perhaps a worker, still has it."""
 
     request: Request
     stream: RequestStream
@@ -106,6 +109,7 @@ class Frontend:
         self._first_ready: asyncio.Future[WorkerInfo] = asyncio.get_running_loop().create_future()
         self._loading_message = "starting"
         self._is_draining = False
+        self._only_observes = config.gate.admission == "observe"
         self._last_progress_s = clock.now()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s: float | None = None
@@ -149,12 +153,30 @@ class Frontend:
         self._held[request.request_id] = held = _Held(request, stream, timeline, request.params.n)
         if self._gate.num_dispatched == 0:
             self._last_progress_s = now
-        refused = self._apply(self._gate.submit(request, now), submitting=held)
+        try:
+            refused = self._apply(self._gate.submit(request, now), submitting=held)
+        except InvalidRequest as error:
+            refused = Refused.of(error)
         if refused is not None:
             # Never served: the outcome that the api records is all that will be said of it.
             del self._held[request.request_id]
             raise refused
         return stream
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        return self._gate.tier_names
+
+    def refuse_early(self, request: Request) -> None:
+        if self.model is None:
+            return  # submit says it
+        try:
+            refusal = self._gate.would_refuse(request, self._clock.now())
+        except InvalidRequest as error:
+            raise Refused.of(error) from None
+        if refusal is not None:
+            self._tell_refusal(refusal, request, "reject")
+            raise _refused(refusal)
 
     def health(self) -> Health:
         if self._is_draining:
@@ -200,10 +222,23 @@ class Frontend:
         timeline = held.timeline
         timeline.finish(outcome, self._clock.now())
         self.metrics.observe_timeline(timeline)
+        self._judge(timeline, outcome)
         del self._held[timeline.request_id]
         self._recent[timeline.request_id] = timeline
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
+
+    def _judge(self, timeline: Timeline, outcome: Outcome) -> None:
+        """What was predicted of the whole answer; its first token has been judged when it came."""
+        predicted = timeline.decision
+        if timeline.num_output_tokens == 0 or "predicted_tpot_ms" not in predicted:
+            return
+        tier, admission = predicted["served_tier"], self.metrics.admission
+        if timeline.tpot_s is not None:
+            admission.judge("tpot", tier, predicted["predicted_tpot_ms"] / 1e3, timeline.tpot_s)
+        if outcome in _LENGTH_IS_KNOWN:
+            for num_tokens in timeline.num_output_tokens_per_choice:
+                admission.judge_length(tier, predicted["expected_output_p90"], num_tokens)
 
     # How a request leaves.
 
@@ -229,23 +264,59 @@ class Frontend:
         at_once: Refused | None = None
         for effect in effects:
             match effect:
+                case Decided(request, decision):
+                    self._decided(request, decision)
                 case Deliver(request_id, outputs):
                     self._deliver(request_id, outputs)
                 case Dispatch(worker_id, request):
                     self._dispatch(worker_id, request)
                 case CancelAtWorker(worker_id, request_id):
                     self._workers[worker_id].send(Cancel(request_id))
-                case Refuse(request_id, outcome, message, retry_after_s):
-                    refused = Refused(Outcome(outcome), message, retry_after_s=retry_after_s)
+                case Refuse(request_id):
                     held = self._held.get(request_id)
                     if held is None:
                         continue
+                    refused = _refused(effect)
+                    if effect.outcome != Outcome.WORKER_FAILED:
+                        self._tell_refusal(effect, held.request, "reject" if held is submitting else "expire")
+                        held.timeline.decision = {"action": "reject", "reason": effect.outcome, **effect.numbers}
                     if held is submitting:
                         at_once = refused
                     self._end(held, refused, has_left_gate=True)
         self.metrics.set_queued(self._gate.num_waiting)
         self._set_timer()
         return at_once
+
+    def _decided(self, request: Request, decision: AdmissionDecision) -> None:
+        """`request` is how it is served, which may differ from what was asked for."""
+        held = self._held[request.request_id]
+        asked = held.request
+        action = type(decision).__name__.lower()
+        changes = decision.changes if isinstance(decision, Downgrade) else ()
+        self.metrics.admission.count(action, decision.reason, asked.tier)
+        text = admission_text(action, decision.reason, decision.numbers, changes)
+        held.stream.served = Served(
+            tier=request.tier,
+            decision=f"observe; would={text}" if self._only_observes else text,
+            max_tokens=request.max_tokens if request.max_tokens < asked.max_tokens else None,
+        )
+        held.timeline.decision = {
+            "action": action,
+            "reason": decision.reason,
+            "is_enforced": not self._only_observes,
+            **({"changes": list(changes)} if changes else {}),
+            "served_tier": request.tier,
+            "max_tokens": request.max_tokens,
+            **decision.numbers,
+        }
+        log.debug("request %s (%s): %s", request.request_id, asked.tier, held.timeline.decision)
+
+    def _tell_refusal(self, refusal: Refuse, request: Request, action: str) -> None:
+        self.metrics.admission.count(action, refusal.outcome, request.tier)
+        log.debug(
+            "request %s (%s): %s, %s (%s) %s",
+            request.request_id, request.tier, action, refusal.outcome, refusal.message, refusal.numbers,
+        )  # fmt: skip
 
     def _dispatch(self, worker_id: str, request: Request) -> None:
         held = self._held.get(request.request_id)
@@ -284,6 +355,11 @@ class Frontend:
         self._timer, self._timer_s = None, None
         self._apply(self._gate.tick(self._clock.now()))
 
+    def reconfigure(self, config: Config) -> None:
+        """Other tiers and gate settings, for what comes from now on."""
+        self._only_observes = config.gate.admission == "observe"
+        self._gate.reconfigure(config)
+
     # WorkerListener.
 
     def worker_loading(self, worker_id: str, message: str) -> None:
@@ -304,6 +380,9 @@ class Frontend:
             self._last_progress_s = now
             self.metrics.observe_step(report.stats)
         self._apply(self._gate.handle_report(worker_id, report, now))
+        judged, self._gate.judged = self._gate.judged, []
+        for tier, predicted_s, actual_s in judged:
+            self.metrics.admission.judge("ttft", tier, predicted_s, actual_s)
 
     def worker_lost(self, worker_id: str, message: str) -> None:
         self._loading_message = message
@@ -317,3 +396,13 @@ class Frontend:
             self._first_ready.set_exception(ConfigError(message))
         else:
             log.error("worker %s cannot start again: %s", worker_id, message)
+
+
+def _refused(refusal: Refuse) -> Refused:
+    is_decided = refusal.outcome != Outcome.WORKER_FAILED
+    return Refused(
+        Outcome(refusal.outcome),
+        refusal.message,
+        retry_after_s=refusal.retry_after_s,
+        numbers=refusal.numbers if is_decided else None,
+    )

@@ -13,6 +13,7 @@ Never does: HTTP, text. The api tokenizes before submit and detokenizes what com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tidegate.text.chat_template import ChatTemplate
     from tidegate.text.tokenizer import Tokenizer
 
-__all__ = ["Health", "HealthReason", "Outcome", "OutputStream", "Refused", "ServedModel", "Service"]
+__all__ = ["Health", "HealthReason", "Outcome", "OutputStream", "Refused", "Served", "ServedModel", "Service"]
 
 HealthReason = Literal["loading", "ready", "draining", "stalled", "no_workers"]
 
@@ -62,12 +63,28 @@ class ServedModel:
     details: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How a request is served, as its client is told. `tier`: the one it is served in. `decision`: of admission, as in
+    errors.admission_text. `max_tokens`: what its answer is cut at where that is less than was asked for, else None."""
+
+    tier: str
+    decision: str
+    max_tokens: int | None = None
+
+
 class OutputStream(Protocol):
     """The outputs of one request, in order. Each step of the iteration yields all outputs that are there by then.
 
     Ends after the last choice's finish_reason. Raises Refused, also before the first output. `close` before the end
     cancels the request everywhere; it is idempotent, and makes a waiting __anext__ end the iteration.
     """
+
+    @property
+    def served(self) -> Served | None:
+        """What admission has made of the request so far: it may still change while the request waits, and no more once
+        it has an output. None where nobody decides."""
+        return None
 
     def __aiter__(self) -> OutputStream: ...
 
@@ -84,8 +101,18 @@ class Service(Protocol):
         """None while loading."""
         ...
 
+    @property
+    def tier_names(self) -> Sequence[str]:
+        """The service tiers that a request may ask for, `default` among them."""
+        ...
+
     def submit(self, request: Request) -> OutputStream:
         """Raises Refused when the request is refused at once."""
+        ...
+
+    def refuse_early(self, request: Request) -> None:
+        """Raises Refused when a request with at least this prompt would be refused now. The prompt's tokens are not
+        known yet: only their least number counts, and whatever they are, submit comes after."""
         ...
 
     def health(self) -> Health: ...
