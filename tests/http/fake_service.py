@@ -160,6 +160,13 @@ class FakeService:
     def model(self) -> ServedModel | None:
         return self.served
 
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        return ("priority", "default", "flex")
+
+    def refuse_early(self, request: Request) -> None:
+        """Nothing is refused for its estimated length."""
+
     def submit(self, request: Request) -> FakeStream:
         if self.refuse is not None:
             raise self.refuse

@@ -104,6 +104,20 @@ def test_behind_pipelined_requests(server: RunningServer, service: FakeService) 
     assert len(service.requests) == 1
 
 
+def test_behind_a_request_that_is_pipelined_later(server: RunningServer, service: FakeService) -> None:
+    service.reply = None
+    service.on_submit = lambda stream: stream.emit("first")
+    with connect(server) as sock:
+        sock.sendall(chat(stream=True))
+        read_until(sock, b"first")
+        sock.sendall(chat())
+        running = service.next_stream()
+        running.emit("second")
+        read_until(sock, b"second")
+    assert running.is_closed.wait(WAIT_S)
+    assert service.wait_outcome(running.request.request_id) is Outcome.CANCELLED
+
+
 def test_hang_up_leaves_neighbours_alone(server: RunningServer, service: FakeService) -> None:
     service.reply = None
     service.on_submit = lambda stream: stream.emit("first")

@@ -13,6 +13,8 @@ buffer is bounded; a client that goes away is noticed by the request that is bei
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 from uvicorn._types import ASGI3Application
@@ -29,6 +31,7 @@ WRITE_BUFFER_LOW = 16 * 2**10
 MAX_HEADER_BYTES = 64 * 2**10
 MAX_PIPELINED = 8
 MAX_PIPELINED_BODY_BYTES = 64 * 2**10
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 def protocol_class(limits: ServerConfig) -> type[asyncio.Protocol]:
@@ -80,6 +83,10 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._is_unread
 
     def abort(self) -> None:
+        """With a reset: the kernel forgets at once what it still holds for a client that does not read."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and not self.transport.is_closing():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self.transport.abort()
 
     # Reading
@@ -114,13 +121,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._disarm_read_timer()
         super().on_headers_complete()
+        if self.pipeline:
+            # uvicorn stops reading here, and would not notice any more that the client goes away.
+            self.flow.resume_reading()
         if len(self.pipeline) > MAX_PIPELINED:
-            self.transport.abort()
+            self.abort()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         if self.cycle is not self._active and len(self.cycle.body) > MAX_PIPELINED_BODY_BYTES:
-            self.transport.abort()
+            self.abort()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._active = cycle
@@ -167,7 +177,7 @@ class BoundedProtocol(HttpToolsProtocol):
         num_unsent = self.transport.get_write_buffer_size()
         if num_unsent >= self._num_unsent:
             self._is_unread = True
-            self.transport.abort()
+            self.abort()
             return
         self._num_unsent = num_unsent
         self._arm_write_timer()
@@ -207,4 +217,4 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(b"".join([*head, b"\r\n", body]))
             self.transport.close()
         else:
-            self.transport.abort()
+            self.abort()
