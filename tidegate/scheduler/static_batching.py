@@ -7,6 +7,8 @@ The padding is accounted where it costs: the plan's counts are those of the padd
 as long as real ones would. A row that has ended goes on costing a decode row, and nobody takes its place or its room
 until the whole batch has ended. Its client gets its tokens as they come, as with continuous batching.
 
+A gate in front must let a whole batch's prompts through at once: set max_num_batched_tokens to what they may have.
+
 The plan's rows themselves are those of live states, so neither engine nor executor knows of padding.
 Invariant: a batch has room for the longest answers of all its members, so nothing is ever preempted.
 """
@@ -25,7 +27,8 @@ from tidegate.scheduler.step import StepPlan, StepRow
 
 @dataclass(frozen=True, slots=True)
 class StaticBatching:
-    """A batch starts when `batch_size` requests are there, or the first of them has waited for `max_wait_s`."""
+    """A batch starts when `batch_size` requests are there, or when it could have started for `max_wait_s`: the first
+    of them is there, and the batch before has ended."""
 
     batch_size: int = 16
     max_wait_s: float = 0.5
@@ -47,18 +50,27 @@ class StaticScheduler(Scheduler):
         self.batching = batching
         self.num_padding_prefill_tokens = 0
         self.num_padding_decode_rows = 0
+        self.num_batches = 0
         self._batch: list[RequestState] = []
+        self._free_since_s = float("-inf")
+
+    @property
+    def num_running(self) -> int:
+        """All places are taken together, by the batch that runs or by those who gather for the next one."""
+        return self.batching.batch_size if self._batch or len(self.waiting) else 0
 
     @property
     def deadline_s(self) -> float | None:
         first = None if self._batch else self.waiting.peek()
-        return None if first is None else first.received_s + self.batching.max_wait_s
+        return None if first is None else max(first.received_s, self._free_since_s) + self.batching.max_wait_s
 
     def schedule(self, now: float) -> StepPlan | None:
         self.pool.expire_sessions(now)
         self.planned = []
-        if not self.num_running:
-            self._batch = []
+        if not (self.prefilling or self.decoding):
+            if self._batch:
+                self._batch = []
+                self._free_since_s = now
             return self._first_step(now)
         return self._decode_step(now)
 
@@ -73,6 +85,7 @@ class StaticScheduler(Scheduler):
             return None
         while len(self._batch) < self.batching.batch_size and (state := self._admit_next(now)) is not None:
             self._batch.append(state)
+        self.num_batches += 1
         rows: list[StepRow] = []
         for state in self._batch:
             self._plan_prefill(state, state.num_uncomputed, rows, self.planned)
