@@ -152,7 +152,10 @@ def test_retries_are_those_of_the_openai_client(first: Answer, num_attempts: int
 
 def test_retries_end_and_count_as_one_request() -> None:
     run, bodies = loaded([item(0)], refuses("429 Too Many", headers=b"retry-after: 0.01\r\n"), retries=True)
-    assert (len(run.outcomes), run.outcomes[0].num_attempts, len(bodies)) == (1, 3, 3)
+    outcome = run.outcomes[0]
+    assert (len(run.outcomes), outcome.num_attempts, len(bodies)) == (1, 3, 3)
+    assert outcome.time_to_refuse_s is not None
+    assert outcome.time_to_refuse_s < outcome.e2e_s - 0.02, "the pauses between retries are the client's own"
 
 
 def test_a_conversation_sends_again_what_was_said() -> None:

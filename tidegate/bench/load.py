@@ -157,6 +157,8 @@ class LoadGenerator:
             self._num_open -= 1
         outcome = outcome_of(item, record, due_s, self._start_s)
         outcome.num_attempts = num_attempts
+        if num_attempts > 1:
+            outcome.last_attempt_s = record.connect_s - self._start_s
         outcome.send_lag_s = send_lag_s
         return outcome, record
 

@@ -1,7 +1,8 @@
 """Outcome: what became of one WorkItem, as its client saw it. Plain data, from a real server or from the simulator.
 
 Times are seconds from the start of the run. `arrival_s` is when the request was due, not when the client got round to
-sending it: whatever delays the client delays the user too (coordinated omission is not hidden).
+sending it: whatever delays the client delays the user too (coordinated omission is not hidden). `last_attempt_s` is set
+when a retry was sent.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Outcome:
     is_downgraded: bool = False
     code: str = ""
     num_attempts: int = 1
+    last_attempt_s: float | None = None
     send_lag_s: float = 0.0
     predicted_ttft_s: float | None = None
 
@@ -60,4 +62,7 @@ class Outcome:
 
     @property
     def time_to_refuse_s(self) -> float | None:
-        return self.ended_s - self.arrival_s if self.ending is Ending.REFUSED else None
+        """Of the last attempt: the pauses between retries are the client's own."""
+        if self.ending is not Ending.REFUSED:
+            return None
+        return self.ended_s - (self.arrival_s if self.last_attempt_s is None else self.last_attempt_s)

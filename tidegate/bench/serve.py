@@ -137,8 +137,7 @@ class Bench:
         name = f"{target.endpoint.name} at {rate:.3g}/s"
         with _progress(self.console, name, None if is_closed else len(items)) as on_outcome:
             load = target.run(items, load_options, objectives if options.sends_slo else None, on_outcome)
-        is_cut = is_closed or load.is_interrupted
-        window_s = min(options.duration_s, load.window_s) if is_cut else options.duration_s
+        window_s = _window_s(load, options.duration_s, is_cut=is_closed or load.is_interrupted)
         figures = score(load.outcomes, objectives, max(window_s, 1e-3), self.workload.tenant_weights)
         figures["client"] = client_figures(load)
         figures["is_interrupted"] = load.is_interrupted
@@ -175,6 +174,13 @@ class Bench:
         if self.objectives is None:
             self.objectives = objectives_for(self.workload, self._ttft, self._tpot, self.unloaded.get(name))
             self.console.print(f"objectives: {_describe(self.objectives)}", soft_wrap=True)
+
+
+def _window_s(load: LoadRun, duration_s: float, *, is_cut: bool) -> float:
+    """The time in which requests arrived: the later turns of conversations come after `duration_s`."""
+    if is_cut:
+        return min(duration_s, load.window_s)
+    return max([duration_s, *(outcome.arrival_s for outcome in load.outcomes if outcome.item.parent is not None)])
 
 
 def _describe(objectives: Objectives) -> str:
