@@ -121,8 +121,11 @@ def test_the_simulator_serves_everyone_later_than_with_continuous_batching():
 
 
 def test_a_lone_request_is_served_after_the_longest_wait():
-    (outcome,) = Simulator(Config(gate=GateConfig(admission="off")), sim_info(), StepCost(), batching=StaticBatching(batch_size=8, max_wait_s=0.2)).run(
-        [SimArrival(make_request("r", [1] * 4, 2))]
-    )
+    (outcome,) = Simulator(
+        Config(gate=GateConfig(admission="off")),
+        sim_info(),
+        StepCost(),
+        batching=StaticBatching(batch_size=8, max_wait_s=0.2),
+    ).run([SimArrival(make_request("r", [1] * 4, 2))])
     assert outcome.num_output_tokens == 2
     assert outcome.ttft_s >= 0.2

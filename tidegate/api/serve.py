@@ -123,12 +123,13 @@ def banner(config: Config, served: ServedModel, info: WorkerInfo, url: str) -> s
     fits = ", ".join(
         f"{info.num_blocks // -(-length // info.block_size):,} requests of {length:,} tokens" for length in lengths
     )
+    token_bytes = info.bytes_per_block // info.block_size
     kv_mib = info.num_blocks * info.bytes_per_block / 2**20
     key = " -H 'Authorization: Bearer KEY'" if config.server.api_key else ""
     lines = [
         f"tidegate {__version__} serves {served.name} at {url}",
         f"  precision  weights {info.weight_format}, KV {info.kv_cache_dtype}, compute {info.compute_dtype}",
-        f"  KV memory  {kv_mib:,.0f} MiB = {num_tokens:,} tokens of {info.bytes_per_block // info.block_size:,} bytes: {fits}",
+        f"  KV memory  {kv_mib:,.0f} MiB = {num_tokens:,} tokens of {token_bytes:,} bytes: {fits}",
         f"  limits     {info.max_model_len:,} tokens a request (max_model_len), {info.max_num_seqs} requests at once, "
         f"{info.max_num_batched_tokens} tokens a step",
         f"  try it     curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
