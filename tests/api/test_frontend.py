@@ -321,7 +321,7 @@ def test_what_was_decided_is_counted_told_and_kept_with_the_timeline() -> None:
         stream = scene.frontend.submit(arriving(scene, "a", [1, 2, 3]))
         assert stream.served is not None
         assert stream.served.tier == "default"
-        assert stream.served.max_tokens is None
+        assert not stream.served.is_clamped
         assert stream.served.decision.startswith("admit; reason=fits; predicted_ttft_ms=")
         assert decisions(scene) == {("admit", "fits", "default"): 1}
         timeline = scene.frontend.timeline("a")
@@ -340,7 +340,7 @@ def test_a_downgrade_tells_the_tier_and_the_length_that_are_served() -> None:
         scene.ready()
         stream = scene.frontend.submit(arriving(scene, "a", [1, 2, 3]))
         assert stream.served is not None
-        assert (stream.served.tier, stream.served.max_tokens) == ("default", 4)
+        assert (stream.served.tier, stream.served.is_clamped) == ("default", True)
         assert stream.served.decision.startswith("downgrade; reason=long_prompt; changes=clamp:4; ")
         assert decisions(scene) == {("downgrade", "long_prompt", "default"): 1}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tidegate.api.app import Api
 from tidegate.api.server import Server, bind, run
-from tidegate.api.service import Health, HealthReason, Outcome, OutputStream, Refused, ServedModel
+from tidegate.api.service import Health, HealthReason, Outcome, OutputStream, Refused, Served, ServedModel
 from tidegate.clock import RealClock
 from tidegate.config import ServerConfig
 from tidegate.request import FinishReason, PrefillTimes, Request, RequestOutput, TokenLogprobs
@@ -58,6 +58,11 @@ class FakeStream(OutputStream):
         self._failure: Refused | None = None
         self._wake = asyncio.Event()
         self._num_open = request.params.n
+        self.served_as: Served | None = None
+
+    @property
+    def served(self) -> Served | None:
+        return self.served_as
 
     def emit(self, tokens: str | bytes | list[int], finish: FinishReason | None = None, *, index: int = 0) -> None:
         """What one step brought choice `index`."""
@@ -151,6 +156,8 @@ class FakeService:
         self.refuse: Refused | None = None
         self.reason: HealthReason = "ready"
         self.requests: list[Request] = []
+        self.least_requests: list[Request] = []
+        self.served_as: Served | None = None
         self.outcomes: dict[str, Outcome] = {}
         self.milestones: dict[str, dict[str, float]] = {}
         self.served: ServedModel | None = self._served
@@ -162,15 +169,18 @@ class FakeService:
 
     @property
     def tier_names(self) -> tuple[str, ...]:
-        return ("priority", "default", "flex")
+        return ("priority", "default", "flex", "night")
 
     def refuse_early(self, request: Request) -> None:
-        """Nothing is refused for its estimated length."""
+        self.least_requests.append(request)
+        if self.refuse is not None:
+            raise self.refuse
 
     def submit(self, request: Request) -> FakeStream:
         if self.refuse is not None:
             raise self.refuse
         stream = FakeStream(request, asyncio.get_running_loop())
+        stream.served_as = self.served_as
         if self.reply is not None:
             stream.answer(self.reply)
         if self.on_submit is not None:

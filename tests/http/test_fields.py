@@ -192,6 +192,6 @@ def test_model_that_is_not_served_is_404(client: openai.OpenAI, http: httpx.Clie
         client.models.retrieve("gpt-4")
 
 
-def test_service_tier_that_was_served_is_told_when_asked_for(http: httpx.Client) -> None:
-    assert "service_tier" not in post(http).json()
+def test_service_tier_that_was_served_is_told(http: httpx.Client) -> None:
+    assert post(http).json()["service_tier"] == "default"
     assert post(http, service_tier="auto").json()["service_tier"] == "default"

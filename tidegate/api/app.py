@@ -34,7 +34,7 @@ MetricsProvider = Callable[[], tuple[bytes, str]]
 """The body of /metrics and its content type."""
 
 Endpoint = Callable[[Exchange], Awaitable[None]]
-JobMaker = Callable[[bytes, Exchange, Prompts], Awaitable[Job]]
+JobMaker = Callable[[bytes, Exchange, Prompts, Service], Awaitable[Job]]
 
 _NUM_TOKENIZER_THREADS = 2
 _HEALTH_STATUS = {True: 200, False: 503}
@@ -158,7 +158,7 @@ class Api:
             data = await self._read(exchange)
             exchange.watch()
             prompts = self._known_prompts()
-            job = await make_job(data, exchange, prompts)
+            job = await make_job(data, exchange, prompts, self._service)
             if exchange.is_gone:
                 raise exchange.gone()
         except (InvalidRequest, Refused) as error:

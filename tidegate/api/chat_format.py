@@ -24,7 +24,6 @@ class ChatFormat(Envelope):
         response_id: str,
         model: str,
         tokenizer: Tokenizer,
-        service_tier: str | None,
         with_usage: bool,
         with_logprobs: bool,
     ) -> None:
@@ -34,7 +33,6 @@ class ChatFormat(Envelope):
             tokenizer=tokenizer,
             object_name="chat.completion",
             chunk_name="chat.completion.chunk",
-            service_tier=service_tier,
             with_usage=with_usage,
         )
         self._with_logprobs = with_logprobs

@@ -37,6 +37,7 @@ class Choice:
         params = request.params
         self.index = index
         self.finish_reason: FinishReason | None = None
+        self.is_cut = False
         self.token_ids: list[int] = []
         self._pieces: list[str] = []
         self._text = ChoiceText(
@@ -83,6 +84,15 @@ class Choice:
         return delta
 
 
+    def cut(self) -> Delta:
+        """Its time is up: it ends with what it has, as if its length had been reached."""
+        rest = self._text.finish()
+        self.is_cut = True
+        self.finish_reason = FinishReason.LENGTH
+        self._pieces.append(rest.text)
+        return Delta(rest.text, self.finish_reason)
+
+
 class Answers:
     """All choices of a response, its usage, and what its prompts brought."""
 
@@ -119,6 +129,10 @@ class Answers:
             self._on_finished(choice)
         return choice, delta
 
+    def cut(self) -> list[tuple[Choice, Delta]]:
+        """End every choice that has not ended."""
+        return [(choice, choice.cut()) for choice in self.all_choices if not choice.is_finished]
+
     def is_finished(self, place: int) -> bool:
         return all(choice.is_finished for choice in self.choices[place])
 
@@ -130,12 +144,10 @@ class Answers:
     def num_output_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self.all_choices)
 
-    def outcomes(self) -> list[Outcome]:
-        """One a Request: LENGTH when any of its choices was cut."""
-        return [
-            Outcome.LENGTH if any(one.finish_reason is FinishReason.LENGTH for one in group) else Outcome.STOP
-            for group in self.choices
-        ]
+    def outcomes(self, are_clamped: Sequence[bool]) -> list[Outcome]:
+        """One a Request, named after the choice that fared worst. `are_clamped`: whether each was to end earlier than
+        was asked for."""
+        return [_outcome(group, is_clamped) for group, is_clamped in zip(self.choices, are_clamped, strict=True)]
 
     def usage(self, *, counts_output: bool = True) -> dict[str, object]:
         num_output_tokens = self.num_output_tokens if counts_output else 0
@@ -145,3 +157,11 @@ class Answers:
             "total_tokens": self._num_prompt_tokens + num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
         }
+
+
+def _outcome(choices: Sequence[Choice], is_clamped: bool) -> Outcome:
+    if any(choice.is_cut for choice in choices):
+        return Outcome.TIMEOUT
+    if any(choice.finish_reason is FinishReason.LENGTH for choice in choices):
+        return Outcome.CLAMPED if is_clamped else Outcome.LENGTH
+    return Outcome.STOP

@@ -33,7 +33,6 @@ class CompletionFormat(Envelope):
         response_id: str,
         model: str,
         tokenizer: Tokenizer,
-        service_tier: str | None,
         with_usage: bool,
         with_logprobs: bool,
         with_prompt_logprobs: bool,
@@ -47,7 +46,6 @@ class CompletionFormat(Envelope):
             tokenizer=tokenizer,
             object_name="text_completion",
             chunk_name="text_completion",
-            service_tier=service_tier,
             with_usage=with_usage,
         )
         self._with_logprobs = with_logprobs

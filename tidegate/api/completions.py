@@ -8,7 +8,7 @@ client is watched: when it goes away, the generation is closed at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -18,9 +18,11 @@ from tidegate.api.body import parse
 from tidegate.api.chat_format import ChatFormat
 from tidegate.api.choices import Answers, Choice, Delta
 from tidegate.api.completion_format import CompletionFormat
+from tidegate.api.errors import ADMISSION_HEADER
 from tidegate.api.exchange import Exchange
 from tidegate.api.formats import DONE, AnswerFormat
 from tidegate.api.generation import Batch, Generation
+from tidegate.api.promises import Promises, promises
 from tidegate.api.prompts import Prompt, Prompts
 from tidegate.api.schemas import ChatBody, CompletionBody, SamplingFields
 from tidegate.api.service import Outcome, Refused, Service
@@ -31,6 +33,7 @@ from tidegate.text.conversation import ConversationStart
 STREAM_BUFFER_LIMIT = 64 * 2**10
 """Bytes of a stream that wait for a client that is behind, on top of what the connection buffers."""
 _SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+_FROM_BEST = ("admit", "observe", "queue", "downgrade")
 
 
 @dataclass(slots=True)
@@ -42,11 +45,12 @@ class Job:
     streams: bool
     with_usage: bool
     continues_text: bool
+    timeout_s: float | None = None
     conversation: ConversationStart | None = None
 
 
-async def chat_job(data: bytes, exchange: Exchange, prompts: Prompts) -> Job:
-    """Raises InvalidRequest."""
+async def chat_job(data: bytes, exchange: Exchange, prompts: Prompts, service: Service) -> Job:
+    """Raises InvalidRequest, and Refused when there is no need to tokenize first."""
     body, ignored = parse(data, ChatBody)
     _name_ignored(exchange, ignored)
     prompts.check_model(body.model)
@@ -60,21 +64,22 @@ async def chat_job(data: bytes, exchange: Exchange, prompts: Prompts) -> Job:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         bad_words=prompts.bad_words(body.bad_words or ()),
     )
+    promised = promises(body, service.tier_names)
+    _refuse_early(body, params, promised, exchange, prompts, service)
     prompt = await prompts.of_chat(body)
     answer_format = ChatFormat(
         response_id=exchange.request_id,
         model=prompts.model.name,
         tokenizer=prompts.model.tokenizer,
-        service_tier=None if body.service_tier is None else "default",
         with_usage=with_usage,
         with_logprobs=bool(body.logprobs),
     )
-    requests = _requests(body, params, [prompt], exchange, prompts)
-    return Job(requests, answer_format, streams, with_usage, False, prompt.conversation)
+    requests = _requests(body, params, [prompt], promised, exchange, prompts)
+    return Job(requests, answer_format, streams, with_usage, False, promised.timeout_s, prompt.conversation)
 
 
-async def completion_job(data: bytes, exchange: Exchange, prompts: Prompts) -> Job:
-    """Raises InvalidRequest."""
+async def completion_job(data: bytes, exchange: Exchange, prompts: Prompts, service: Service) -> Job:
+    """Raises InvalidRequest, and Refused when there is no need to tokenize first."""
     body, ignored = parse(data, CompletionBody)
     _name_ignored(exchange, ignored)
     prompts.check_model(body.model)
@@ -89,14 +94,15 @@ async def completion_job(data: bytes, exchange: Exchange, prompts: Prompts) -> J
     )
     if body.echo and body.logprobs is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
+    promised = promises(body, service.tier_names)
+    _refuse_early(body, params, promised, exchange, prompts, service)
     texts = await prompts.of_completion(body)
-    requests = _requests(body, params, texts, exchange, prompts)
+    requests = _requests(body, params, texts, promised, exchange, prompts)
     echoes = [prompts.with_text(prompt) for prompt in texts] if body.echo else None
     answer_format = CompletionFormat(
         response_id=exchange.request_id,
         model=prompts.model.name,
         tokenizer=prompts.model.tokenizer,
-        service_tier=None if body.service_tier is None else "default",
         with_usage=with_usage,
         with_logprobs=body.logprobs is not None,
         with_prompt_logprobs=body.prompt_logprobs is not None,
@@ -104,13 +110,34 @@ async def completion_job(data: bytes, exchange: Exchange, prompts: Prompts) -> J
         num_choices=params.n,
         drops_output=drops_output,
     )
-    return Job(requests, answer_format, streams, with_usage, True)
+    return Job(requests, answer_format, streams, with_usage, True, promised.timeout_s)
+
+
+def _refuse_early(
+    body: ChatBody | CompletionBody,
+    params: SamplingParams,
+    promised: Promises,
+    exchange: Exchange,
+    prompts: Prompts,
+    service: Service,
+) -> None:
+    """A refusal that does not depend on what a long prompt's tokens are comes before they are computed."""
+    least = prompts.least_request(body, params, promised, exchange)
+    if least is not None:
+        service.refuse_early(least)
 
 
 def _requests(
-    body: SamplingFields, params: SamplingParams, texts: list[Prompt], exchange: Exchange, prompts: Prompts
+    body: SamplingFields,
+    params: SamplingParams,
+    texts: list[Prompt],
+    promised: Promises,
+    exchange: Exchange,
+    prompts: Prompts,
 ) -> list[Request]:
-    return prompts.requests(body, params, texts, request_id=exchange.request_id, arrival_s=exchange.arrival_s)
+    return prompts.requests(
+        body, params, texts, promised=promised, request_id=exchange.request_id, arrival_s=exchange.arrival_s
+    )
 
 
 def _stream_options(body: SamplingFields) -> tuple[bool, bool]:
@@ -134,6 +161,8 @@ async def answer(exchange: Exchange, job: Job, prompts: Prompts, service: Servic
     """Run a job. Raises Refused while nothing has been sent; later it ends the stream with an error event."""
     generation = Generation(service, job.requests, tokenized_s=clock.now())
     exchange.on_end = generation.close
+    if job.timeout_s is not None:
+        generation.end_after(exchange.arrival_s + job.timeout_s - clock.now())
     outcome: Outcome | list[Outcome] = Outcome.ERROR
     try:
         answers = Answers(
@@ -144,7 +173,7 @@ async def answer(exchange: Exchange, job: Job, prompts: Prompts, service: Servic
         )
         respond = _stream if job.streams else _respond_whole
         await respond(exchange, job, generation, answers, lambda: generation.first_byte_sent(clock.now()))
-        outcome = answers.outcomes()
+        outcome = answers.outcomes([served is not None and served.is_clamped for served in generation.served])
     except Refused as refused:
         outcome = refused.outcome
         if not exchange.is_started:
@@ -173,12 +202,15 @@ async def _respond_whole(
                 sums[choice.index].logprobs.extend(delta.logprobs)
                 sums[choice.index].text_offsets.extend(delta.text_offsets)
             _close_finished(generation, answers, batch)
+    for choice, delta in _cut_short(exchange, generation, answers):
+        texts[choice.index].append(delta.text)
     _check_complete(exchange, answers)
     for index, total in sums.items():
         total.text = "".join(texts[index])
+    headers = _tell_served(job, generation)
     body = job.format.whole(answers, list(sums.values()))
     on_first_byte()
-    await exchange.respond(200, body)
+    await exchange.respond(200, body, headers)
 
 
 async def _stream(
@@ -187,10 +219,11 @@ async def _stream(
     pending = bytearray()
     async with aclosing(generation.batches()) as batches:
         async for batch in batches:
+            headers = () if exchange.is_started else _tell_served(job, generation)
             chunks = b"".join([job.format.chunk(*answers.push(place, output)) for place, output in batch])
             _close_finished(generation, answers, batch)
             if not exchange.is_started:
-                await exchange.start(200, _SSE_HEADERS)
+                await exchange.start(200, (*_SSE_HEADERS, *headers))
                 await exchange.write(job.format.opening(answers) + chunks, more=True)
                 on_first_byte()
                 continue
@@ -202,10 +235,32 @@ async def _stream(
             elif pending:
                 await exchange.write(bytes(pending), more=True)
                 pending.clear()
+    pending += b"".join([job.format.chunk(*cut) for cut in _cut_short(exchange, generation, answers)])
     _check_complete(exchange, answers)
     if job.with_usage:
         pending += job.format.usage_chunk(job.format.usage(answers))
     await exchange.write(bytes(pending + DONE), more=False)
+
+
+def _tell_served(job: Job, generation: Generation) -> Sequence[tuple[bytes, bytes]]:
+    """The client sees how it is served: the tier in the body, the decision in a header. Of several prompts, the one
+    that got least of what was asked for."""
+    all_served = [served for served in generation.served if served is not None]
+    if not all_served:
+        job.format.serve_in(job.requests[0].tier)
+        return ()
+    told = max(all_served, key=lambda served: _FROM_BEST.index(served.decision.partition(";")[0]))
+    job.format.serve_in(told.tier)
+    return ((ADMISSION_HEADER, told.decision.encode()),)
+
+
+def _cut_short(exchange: Exchange, generation: Generation, answers: Answers) -> list[tuple[Choice, Delta]]:
+    """The ends of the choices whose time limit ended them. Raises Refused when there is no token to show for it."""
+    if not generation.is_timed_out or exchange.is_gone or exchange.is_cut_off:
+        return []
+    if answers.num_output_tokens == 0:
+        raise Refused(Outcome.TIMEOUT, "no token was there when timeout_s had passed")
+    return answers.cut()
 
 
 def _close_finished(generation: Generation, answers: Answers, batch: Batch) -> None:

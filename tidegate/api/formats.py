@@ -23,6 +23,10 @@ LEAST_LOGPROB = -9999.0
 
 
 class AnswerFormat(Protocol):
+    def serve_in(self, service_tier: str) -> None:
+        """The tier that the answer is served in. Before anything is written."""
+        ...
+
     def opening(self, answers: Answers) -> bytes:
         """The chunks before the first token."""
         ...
@@ -51,18 +55,22 @@ class Envelope:
         tokenizer: Tokenizer,
         object_name: str,
         chunk_name: str,
-        service_tier: str | None,
         with_usage: bool,
     ) -> None:
         self._tokenizer = tokenizer
         self._envelope: dict[str, Any] = {
             "id": response_id, "object": object_name, "created": int(time.time()), "model": model
         }  # fmt: skip
-        if service_tier is not None:
-            self._envelope["service_tier"] = service_tier
-        head = _encode({**self._envelope, "object": chunk_name})[:-1]
-        self._head = b"data: " + head + b',"choices":[{"index":'
+        self._chunk_name = chunk_name
         self._tail = b'}],"usage":null}\n\n' if with_usage else b"}]}\n\n"
+        self._head = self._usage_head = b""
+        self.serve_in("default")
+
+    def serve_in(self, service_tier: str) -> None:
+        """The tier that the answer is served in, for all that is written from now on."""
+        self._envelope["service_tier"] = service_tier
+        head = _encode({**self._envelope, "object": self._chunk_name})[:-1]
+        self._head = b"data: " + head + b',"choices":[{"index":'
         self._usage_head = b"data: " + head + b',"choices":[],"usage":'
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:

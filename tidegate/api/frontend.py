@@ -298,7 +298,7 @@ class Frontend:
         held.stream.served = Served(
             tier=request.tier,
             decision=f"observe; would={text}" if self._only_observes else text,
-            max_tokens=request.max_tokens if request.max_tokens < asked.max_tokens else None,
+            is_clamped=request.max_tokens < asked.max_tokens,
         )
         held.timeline.decision = {
             "action": action,

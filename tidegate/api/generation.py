@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from tidegate.api.service import Outcome, OutputStream, Refused, Service
+from tidegate.api.service import Outcome, OutputStream, Refused, Served, Service
 from tidegate.request import Request, RequestOutput
 
 Batch = list[tuple[int, RequestOutput]]
@@ -24,6 +24,8 @@ class Generation:
         self._requests = requests
         self._streams: list[OutputStream] = []
         self._is_recorded = False
+        self.is_timed_out = False
+        self._timer: asyncio.TimerHandle | None = None
         try:
             for request in requests:
                 self._streams.append(service.submit(request))
@@ -31,6 +33,19 @@ class Generation:
         except Exception as error:
             self.finish(error.outcome if isinstance(error, Refused) else Outcome.ERROR)
             raise
+
+    def end_after(self, seconds: float) -> None:
+        """Close everything when this time has passed, and say so in `is_timed_out`."""
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._time_out)
+
+    def _time_out(self) -> None:
+        self.is_timed_out = True
+        self.close()
+
+    @property
+    def served(self) -> list[Served | None]:
+        """How each Request is served; final once it has an output."""
+        return [stream.served for stream in self._streams]
 
     def batches(self) -> AsyncGenerator[Batch, None]:
         """All outputs in order, in as few batches as they allow. Raises Refused."""
@@ -88,6 +103,8 @@ class Generation:
     def finish(self, outcome: Outcome | Sequence[Outcome]) -> None:
         """The end, whichever it is: closes what is open and records the outcomes, the first time only."""
         self.close()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._is_recorded:
             return
         self._is_recorded = True

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tidegate.api.exchange import Exchange
+from tidegate.api.promises import Promises
 from tidegate.api.schemas import (
     DEFAULT_COMPLETION_TOKENS,
     ChatBody,
@@ -158,6 +160,7 @@ class Prompts:
         params: SamplingParams,
         prompts: Sequence[Prompt],
         *,
+        promised: Promises,
         request_id: str,
         arrival_s: float,
     ) -> list[Request]:
@@ -180,10 +183,33 @@ class Prompts:
                 arrival_s=arrival_s,
                 stop_token_ids=stop_token_ids,
                 namespace=self._model.namespace,
+                tier=promised.tier,
+                ttft_slo_s=promised.ttft_slo_s,
+                tpot_slo_s=promised.tpot_slo_s,
                 session_id=body.session_id or body.prompt_cache_key or "",
             )
             for place, prompt in enumerate(prompts)
         ]
+
+    def least_request(
+        self, body: ChatBody | CompletionBody, params: SamplingParams, promised: Promises, exchange: Exchange
+    ) -> Request | None:
+        """A Request with as few tokens as the body's longest prompt can possibly have, to ask whether it is worth
+        tokenizing. None where tokenizing costs no more than asking."""
+        num_bytes = _longest_prompt_bytes(body)
+        if num_bytes <= SHORT_PROMPT_BYTES:
+            return None
+        return Request(
+            request_id=exchange.request_id,
+            prompt_token_ids=[0] * max(1, self._least_tokens(num_bytes)),
+            params=params,
+            max_tokens=params.max_tokens or 1,
+            seed=0,
+            arrival_s=exchange.arrival_s,
+            tier=promised.tier,
+            ttft_slo_s=promised.ttft_slo_s,
+            tpot_slo_s=promised.tpot_slo_s,
+        )
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams, default: int | None) -> int:
         longest = self._model.max_model_len
@@ -213,8 +239,7 @@ class Prompts:
         return Prompt(token_ids)
 
     def _check_num_bytes(self, num_bytes: int, param: str) -> None:
-        """A token stands for at most max_token_bytes bytes, so that many bytes are at least so many tokens."""
-        at_least = -(-num_bytes // self._max_token_bytes)
+        at_least = self._least_tokens(num_bytes)
         if at_least >= self._model.max_model_len:
             raise InvalidRequest(
                 f"This model's maximum context length is {self._model.max_model_len} tokens. However, your prompt of "
@@ -222,6 +247,10 @@ class Prompts:
                 param=param,
                 code="context_length_exceeded",
             )
+
+    def _least_tokens(self, num_bytes: int) -> int:
+        """A token stands for at most max_token_bytes bytes, so that many bytes are at least so many tokens."""
+        return -(-num_bytes // self._max_token_bytes)
 
     async def _run(self, work: Callable[[], Result], size: int) -> Result:
         if size <= SHORT_PROMPT_BYTES:
@@ -231,6 +260,13 @@ class Prompts:
 
 def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _longest_prompt_bytes(body: ChatBody | CompletionBody) -> int:
+    if isinstance(body, ChatBody):
+        return _content_bytes(body.messages)
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    return max((_num_bytes(prompt) for prompt in prompts if isinstance(prompt, str)), default=0)
 
 
 def _content_bytes(messages: Sequence[Mapping[str, Any]]) -> int:

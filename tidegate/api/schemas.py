@@ -7,7 +7,7 @@ None always means "not given", so that an explicit null is accepted everywhere, 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,12 @@ MAX_LOGIT_BIAS = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI's /v1/completions produces when max_tokens is not given."""
 
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "standard_only"]
+
+class Slo(msgspec.Struct, forbid_unknown_fields=True):
+    """Objectives of one request, in milliseconds."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -52,7 +57,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    service_tier: ServiceTier | None = None
+    service_tier: str | None = None
+    slo: Slo | None = None
+    timeout_s: float | None = None
     prompt_cache_key: str | None = None
     session_id: str | None = None
 

@@ -66,11 +66,11 @@ class ServedModel:
 @dataclass(frozen=True, slots=True)
 class Served:
     """How a request is served, as its client is told. `tier`: the one it is served in. `decision`: of admission, as in
-    errors.admission_text. `max_tokens`: what its answer is cut at where that is less than was asked for, else None."""
+    errors.admission_text. `is_clamped`: it gets fewer tokens than it asked for."""
 
     tier: str
     decision: str
-    max_tokens: int | None = None
+    is_clamped: bool = False
 
 
 class OutputStream(Protocol):
