@@ -50,6 +50,14 @@ def scheduler(json_path: JsonOption = None) -> None:
 
 
 @app.command()
+def admission(json_path: JsonOption = None) -> None:
+    """A decision at the gate alone, with 1,000 requests waiting."""
+    from tidegate.bench.admission import run
+
+    raise typer.Exit(run(json_path))
+
+
+@app.command()
 def prefix(json_path: JsonOption = None) -> None:
     """Time to first token behind a shared 480-token prefix, cached against not."""
     from tidegate.bench.prefix import run
