@@ -7,6 +7,7 @@ Invariant: nothing is taken in after the choice has ended, whatever the engine s
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,8 +39,9 @@ class Choice:
         self.index = index
         self.finish_reason: FinishReason | None = None
         self.is_cut = False
-        self.token_ids: list[int] = []
-        self._pieces: list[str] = []
+        self.text = ""
+        """All that its client got of it. One string and one array: a list of pieces would take 100 bytes a token."""
+        self.token_ids = array("i")
         self._text = ChoiceText(
             tokenizer,
             stops=params.stop,
@@ -54,11 +56,6 @@ class Choice:
         return self.finish_reason is not None
 
     @property
-    def text(self) -> str:
-        """All that its client got of it."""
-        return "".join(self._pieces)
-
-    @property
     def num_tokens(self) -> int:
         return self._text.num_tokens
 
@@ -70,7 +67,7 @@ class Choice:
             raise Refused(Outcome.ERROR, output.error or "the request was ended by the server")
         text = self._text.push(output.token_ids)
         delta = Delta(text.text, text_offsets=text.text_offsets)
-        self.token_ids += output.token_ids[: text.num_tokens_used]
+        self.token_ids.extend(output.token_ids[: text.num_tokens_used])
         if output.logprobs is not None:
             delta.logprobs = output.logprobs[: text.num_tokens_used]
         if text.stop is not None:
@@ -80,16 +77,15 @@ class Choice:
             delta.text += rest.text
             self.finish_reason = FinishReason.STOP if rest.stop is not None else output.finish_reason
         delta.finish_reason = self.finish_reason
-        self._pieces.append(delta.text)
+        self.text += delta.text
         return delta
-
 
     def cut(self) -> Delta:
         """Its time is up: it ends with what it has, as if its length had been reached."""
         rest = self._text.finish()
         self.is_cut = True
         self.finish_reason = FinishReason.LENGTH
-        self._pieces.append(rest.text)
+        self.text += rest.text
         return Delta(rest.text, self.finish_reason)
 
 
