@@ -12,8 +12,11 @@ Pure: no clock, no queue, no learned state. All times are in seconds from the gi
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from tidegate.cost_model import StepCost
 from tidegate.scheduler.pacing import MARGIN, MIN_PREFILL_TOKENS
@@ -21,8 +24,7 @@ from tidegate.scheduler.pacing import MARGIN, MIN_PREFILL_TOKENS
 INFINITY = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class RunningAnswer:
+class RunningAnswer(NamedTuple):
     """remaining: expected tokens to come. ahead_s: how far it is ahead of its pace (0 without an objective)."""
 
     remaining: float
@@ -30,8 +32,7 @@ class RunningAnswer:
     ahead_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPrompt:
+class PendingPrompt(NamedTuple):
     """num_tokens: uncached tokens still to compute. expected_output: tokens it is expected to answer with."""
 
     num_tokens: float
@@ -52,8 +53,7 @@ class WorkerOutlook:
     num_context_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
+class FirstToken(NamedTuple):
     """time_s: when a prompt has its first token. num_running: answers that run then, its own among them."""
 
     time_s: float
@@ -66,13 +66,25 @@ def forecast(outlook: WorkerOutlook, pending: Sequence[PendingPrompt], *, max_ru
 
 
 class _Play:
+    """Runs dozens of times for each request that comes: what it reads often lies flat."""
+
     def __init__(self, outlook: WorkerOutlook, pending: Sequence[PendingPrompt]) -> None:
-        self._outlook = outlook
+        cost = outlook.cost
+        self._base_s = cost.base_s
+        self._row_s = cost.decode_row_s
+        self._context_token_s = cost.context_token_s
+        self._prefill_token_s = max(cost.prefill_token_s, 1e-9)
+        self._num_slots = outlook.max_num_seqs
+        self._num_batched_tokens = outlook.max_num_batched_tokens
+        self._is_paced = outlook.is_paced
+        self._start_s = self._time_s = outlook.start_s
         self._pending = pending
-        self._time_s = outlook.start_s
         self._step = 0
+        # Answers in the batch: (step they end with, objective), and how many there are with each objective.
         self._ends = [(answer.remaining, answer.tpot_slo_s) for answer in outlook.running]
         heapq.heapify(self._ends)
+        self._paces = Counter(tpot_slo_s for _, tpot_slo_s in self._ends)
+        self._pace_s = min(self._paces, default=INFINITY)
         self._spare_s = min((answer.ahead_s for answer in outlook.running), default=0.0)
         self._context = float(outlook.num_context_tokens)
         self._next = 0
@@ -81,76 +93,85 @@ class _Play:
         self._result: list[FirstToken] = []
 
     def run(self, max_runs: int) -> list[FirstToken]:
+        num_pending, num_slots = len(self._pending), self._num_slots
         for _ in range(max_runs):
-            if self._next >= len(self._pending):
+            if self._next >= num_pending:
                 return self._result
-            if len(self._ends) >= self._outlook.max_num_seqs:
-                self._decode_until_an_end()
+            num_rows = len(self._ends)
+            step_s = self._base_s + self._row_s * num_rows + self._context_token_s * self._context
+            if num_rows >= num_slots:  # only decodes, until one ends
+                self._advance(max(1, int(self._ends[0][0]) - self._step), step_s)
             else:
-                self._prefill()
-        self._extrapolate()
+                self._prefill(step_s, self._chunk(num_rows, step_s))
+        if self._next < num_pending:
+            self._extrapolate()
         return self._result
 
-    def _step_s(self) -> float:
-        cost = self._outlook.cost
-        return cost.base_s + cost.decode_row_s * len(self._ends) + cost.context_token_s * self._context
-
-    def _chunk(self, step_s: float) -> float:
+    def _chunk(self, num_rows: int, step_s: float) -> float:
         """Prompt tokens in a step, as scheduler and pacing would have it."""
-        room = float(max(1, self._outlook.max_num_batched_tokens - len(self._ends)))
-        if not self._outlook.is_paced or not self._ends:
+        room = float(max(1, self._num_batched_tokens - num_rows))
+        if not self._is_paced or self._pace_s == INFINITY:
             return room
-        pace_s = MARGIN * min(tpot_slo_s for _, tpot_slo_s in self._ends)
-        if pace_s == INFINITY:
-            return room
-        spare_s, self._spare_s = max(0.0, self._spare_s), 0.0
-        chunk = (pace_s + spare_s - step_s) / max(self._outlook.cost.prefill_token_s, 1e-9)
-        return min(room, max(float(MIN_PREFILL_TOKENS), chunk))
+        spare_s, self._spare_s = self._spare_s, 0.0
+        chunk = MARGIN * self._pace_s - step_s
+        if spare_s > 0.0:
+            chunk += spare_s
+        chunk /= self._prefill_token_s
+        if chunk < MIN_PREFILL_TOKENS:
+            chunk = float(MIN_PREFILL_TOKENS)
+        return chunk if chunk < room else room
 
-    def _decode_until_an_end(self) -> None:
-        steps = max(1, int(self._ends[0][0]) - self._step)
-        self._advance(steps, self._step_s())
-
-    def _prefill(self) -> None:
-        step_s = self._step_s()
-        chunk = self._chunk(step_s)
-        per_token_s = self._outlook.cost.prefill_token_s
-        if self._left > chunk:
-            steps = int(self._left // chunk)
+    def _prefill(self, step_s: float, chunk: float) -> None:
+        left = self._left
+        if left > chunk:
+            steps = int(left // chunk)
             if self._ends:
                 steps = max(1, min(steps, int(self._ends[0][0]) - self._step))
             self._left -= steps * chunk
             self._num_done_tokens += steps * chunk
-            self._advance(steps, step_s + chunk * per_token_s)
+            self._advance(steps, step_s + chunk * self._prefill_token_s)
             return
-        room = chunk
-        first = self._next
-        slots = self._outlook.max_num_seqs - len(self._ends)
-        while self._next < len(self._pending) and self._left <= room and self._next - first < slots:
-            room -= self._left
-            self._next += 1
-            self._left = self._pending[self._next].num_tokens if self._next < len(self._pending) else 0.0
-        if self._next < len(self._pending) and self._next - first < slots:
-            self._left -= room
+        pending, room, first = self._pending, chunk, self._next
+        num_pending = len(pending)
+        end = min(num_pending, first + self._num_slots - len(self._ends))
+        place = first
+        while place < end and left <= room:
+            room -= left
+            place += 1
+            left = pending[place].num_tokens if place < num_pending else 0.0
+        if place < end:
+            left -= room
             room = 0.0
+        self._next, self._left = place, left
         self._num_done_tokens += chunk - room
-        self._advance(1, step_s + (chunk - room) * per_token_s)
-        for prompt in self._pending[first : self._next]:
-            heapq.heappush(self._ends, (self._step + max(1.0, prompt.expected_output), prompt.tpot_slo_s))
-            self._context += prompt.num_tokens
-        self._result += [FirstToken(self._time_s, len(self._ends))] * (self._next - first)
+        self._advance(1, step_s + (chunk - room) * self._prefill_token_s)
+        for prompt in pending[first:place]:
+            self._join(prompt)
+        self._result += [FirstToken(self._time_s, len(self._ends))] * (place - first)
+
+    def _join(self, prompt: PendingPrompt) -> None:
+        pace_s = prompt.tpot_slo_s
+        heapq.heappush(self._ends, (self._step + max(1.0, prompt.expected_output), pace_s))
+        self._paces[pace_s] += 1
+        if pace_s < self._pace_s:
+            self._pace_s = pace_s
+        self._context += prompt.num_tokens
 
     def _advance(self, steps: int, step_s: float) -> None:
         self._time_s += steps * step_s
         self._step += steps
         while self._ends and self._ends[0][0] <= self._step:
-            heapq.heappop(self._ends)
+            _, pace_s = heapq.heappop(self._ends)
+            self._paces[pace_s] -= 1
+            if not self._paces[pace_s]:
+                del self._paces[pace_s]
+                self._pace_s = min(self._paces, default=INFINITY)
 
     def _extrapolate(self) -> None:
-        elapsed_s = max(1e-6, self._time_s - self._outlook.start_s)
+        elapsed_s = max(1e-6, self._time_s - self._start_s)
         rate = max(1.0, self._num_done_tokens / elapsed_s)
-        num_tokens = self._left
-        for i in range(self._next, len(self._pending)):
-            if i > self._next:
-                num_tokens += self._pending[i].num_tokens
-            self._result.append(FirstToken(self._time_s + num_tokens / rate, len(self._ends)))
+        num_running, time_s = len(self._ends), self._time_s
+        rest = (prompt.num_tokens for prompt in self._pending[self._next + 1 :])
+        self._result += [
+            FirstToken(time_s + num_tokens / rate, num_running) for num_tokens in accumulate(rest, initial=self._left)
+        ]

@@ -27,7 +27,7 @@ from tidegate.gate.dispatched import Dispatched, WorkerView
 from tidegate.gate.effects import CancelAtWorker, Decided, Deliver, Dispatch, GateEffect, Refuse
 from tidegate.gate.look_ahead import LookAhead
 from tidegate.gate.order import order_key
-from tidegate.gate.prediction import MAX_AHEAD, Predictor
+from tidegate.gate.prediction import Predictor
 from tidegate.gate.queue import QueuedRequest, WaitingQueue
 from tidegate.metrics.load_snapshot import LoadSnapshot
 from tidegate.request import FinishReason, InvalidRequest, Request, RequestOutput
@@ -199,8 +199,7 @@ class Gate:
     def predict(self, request: Request, now: float) -> Prediction:
         """What the request would see on the worker that would serve it soonest."""
         probe = QueuedRequest(self._with_order(request), self._num_arrived + 1, rank=request.priority)
-        before, behind = self._queue.split(probe.order)
-        return self._predictor.predict(probe, before, behind, list(self._views.values()), now)
+        return self._predictor.predict(probe, self._queue, list(self._views.values()), now)
 
     # Inside.
 
@@ -260,7 +259,7 @@ class Gate:
         """Give requests away, in order, for as long as a worker can soon use them. One that no worker can take now is
         overtaken only by those that need not wait for the same thing (a long prefill's turn)."""
         effects: list[GateEffect] = []
-        for queued in self._queue.first(MAX_AHEAD):
+        for queued in self._queue.first(_MAX_TRIED):
             takers = [view for view in self._views.values() if view.can_take(queued, self._config)]
             if not takers:
                 if queued.request.num_prompt_tokens >= self._config.long_prompt:
@@ -302,6 +301,7 @@ class Gate:
             self._predictor.judge(dispatched.queued, now)
 
 
+_MAX_TRIED = 64  # queued requests that are looked at for one that a worker can use
 _PREDICTED = ("ttft_unreachable", "tpot_unreachable", "others_ttft", "long_share")
 
 

@@ -13,12 +13,12 @@ from tidegate.admission.forecast import INFINITY, PendingPrompt, forecast
 from tidegate.admission.residual import Kind, TtftResidual
 from tidegate.config import GateConfig
 from tidegate.gate.dispatched import WorkerView
-from tidegate.gate.queue import QueuedRequest
+from tidegate.gate.queue import QueuedRequest, Surroundings, WaitingQueue
 from tidegate.request import Request
 from tidegate.scheduler.output_length import OutputLength
 from tidegate.scheduler.pacing import MIN_PREFILL_TOKENS
 
-MAX_AHEAD = 64  # queued requests before a new one that a forecast plays through one by one
+_MAX_AHEAD = 64  # queued requests before a new one that a forecast plays through one by one
 _MAX_BEHIND = 16  # and behind it, that are checked for harm
 
 
@@ -38,15 +38,13 @@ class Predictor:
     def predict(
         self,
         probe: QueuedRequest,
-        before: Sequence[QueuedRequest],
-        behind: Sequence[QueuedRequest],
+        queue: WaitingQueue,
         views: Sequence[WorkerView],
         now: float,
     ) -> Prediction:
         """What `probe` would see at its place in the queue, on the worker that would serve it soonest."""
-        if len(views) > 1:  # each takes its share of the queue
-            before, behind = before[:: len(views)], behind[:: len(views)]
-        predictions = (self._predict_at(view, probe, before, behind, now) for view in views)
+        around = queue.around(probe.order, _MAX_AHEAD, _MAX_BEHIND, len(views))  # each takes its share of the queue
+        predictions = (self._predict_at(view, probe, around, now) for view in views)
         return min(predictions, key=lambda prediction: prediction.ttft_s)
 
     def judge(self, queued: QueuedRequest, now: float) -> None:
@@ -62,56 +60,58 @@ class Predictor:
         self,
         view: WorkerView,
         probe: QueuedRequest,
-        before: Sequence[QueuedRequest],
-        behind: Sequence[QueuedRequest],
+        around: Surroundings,
         now: float,
     ) -> Prediction:
         request, lengths = probe.request, self.lengths_of(probe.request)
+        expected = {
+            max_tokens: lengths.expected_remaining(0, max_tokens)
+            for max_tokens in {queued.request.max_tokens for queued in (probe, *around.ahead, *around.behind)}
+        }
         ahead: list[PendingPrompt] = []
         later: list[PendingPrompt] = []
         later_requests: list[Request] = []
         for dispatched in view.pending():
-            prompt = _pending_prompt(dispatched.request, lengths, view.num_prefill_left(dispatched))
+            own = dispatched.request
+            output = lengths.expected_remaining(0, own.max_tokens)
+            prompt = PendingPrompt(view.num_prefill_left(dispatched), output, _pace_s(own))
             if dispatched.queued.order < probe.order:
                 ahead.append(prompt)
             else:
                 later.append(prompt)
-                later_requests.append(dispatched.request)
-        ahead += [_pending_prompt(queued.request, lengths) for queued in before[:MAX_AHEAD]]
-        later += [_pending_prompt(queued.request, lengths) for queued in behind[:_MAX_BEHIND]]
-        later_requests += [queued.request for queued in behind[:_MAX_BEHIND]]
-        own_prompt = _pending_prompt(request, lengths)
-        first_tokens = forecast(view.outlook(lengths, now), [*ahead, own_prompt, *later])
-        own = first_tokens[len(ahead)]
-        num_ahead_tokens = sum(prompt.num_tokens for prompt in ahead)
-        extra_s = 0.0
-        if len(before) > MAX_AHEAD:  # the rest of the queue, at the rate of what was played through
-            rate = max(1.0, num_ahead_tokens / max(own.time_s, 1e-6))
-            extra_s = sum(queued.request.num_prompt_tokens for queued in before[MAX_AHEAD:]) / rate
+                later_requests.append(own)
+        ahead += [_pending_prompt(queued.request, expected) for queued in around.ahead]
+        later += [_pending_prompt(queued.request, expected) for queued in around.behind]
+        later_requests += [queued.request for queued in around.behind]
+        first_tokens = forecast(view.outlook(lengths, now), [*ahead, _pending_prompt(request, expected), *later])
+        first_token = first_tokens[len(ahead)]
+        num_ahead_tokens = sum([prompt.num_tokens for prompt in ahead])
+        # The rest of the queue, at the rate of what was played through.
+        extra_s = around.num_other_tokens / max(1.0, num_ahead_tokens / max(first_token.time_s, 1e-6))
         kind = self._kind(request, num_ahead_tokens > request.num_prompt_tokens or extra_s > 0.0)
-        ttft_s = max(0.0, now - request.arrival_s) + self._residual.corrected(kind, own.time_s + extra_s)
+        ttft_s = max(0.0, now - request.arrival_s) + self._residual.corrected(kind, first_token.time_s + extra_s)
         num_context = view.entry.load.num_context_tokens if view.entry.load else 0
         return Prediction(
             ttft_s=ttft_s,
             tpot_s=view.cost_model.predict(
-                self._min_prefill_tokens, own.num_running, num_context + request.num_prompt_tokens
+                self._min_prefill_tokens, first_token.num_running, num_context + request.num_prompt_tokens
             ),
             harmed=sum(
                 0.0
                 <= other.arrival_s + other.ttft_slo_s - now
-                < self._residual.corrected(self._kind(other, True), first_token.time_s + extra_s)
-                for other, first_token in zip(later_requests, first_tokens[len(ahead) + 1 :], strict=True)
+                < self._residual.corrected(self._kind(other, True), theirs.time_s + extra_s)
+                for other, theirs in zip(later_requests, first_tokens[len(ahead) + 1 :], strict=True)
                 if other.ttft_slo_s is not None
             ),
-            has_place=not before and view.can_take(probe, self._config),
+            has_place=not around.ahead and view.can_take(probe, self._config),
             expected_output=lengths.quantile_remaining(0.9, 0, request.max_tokens),
             kind=kind,
         )
 
 
-def _pending_prompt(request: Request, lengths: OutputLength, num_left: int | None = None) -> PendingPrompt:
-    return PendingPrompt(
-        request.num_prompt_tokens if num_left is None else num_left,
-        lengths.expected_remaining(0, request.max_tokens),
-        INFINITY if request.tpot_slo_s is None else request.tpot_slo_s,
-    )
+def _pending_prompt(request: Request, expected: dict[int, float]) -> PendingPrompt:
+    return PendingPrompt(len(request.prompt_token_ids), expected[request.max_tokens], _pace_s(request))
+
+
+def _pace_s(request: Request) -> float:
+    return INFINITY if request.tpot_slo_s is None else request.tpot_slo_s

@@ -7,9 +7,8 @@ waits, or where it goes.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tidegate.admission.controller import Prediction
@@ -35,9 +34,21 @@ class QueuedRequest:
         return (self.rank, self.request.order_key, self.arrival_number)
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The queue from one place in it: the first of those ahead, the prompt tokens of the others ahead, and the next
+    behind."""
+
+    ahead: list[QueuedRequest]
+    num_other_tokens: int
+    behind: list[QueuedRequest]
+
+
 class WaitingQueue:
     def __init__(self) -> None:
+        # In order, and parallel to it the prompt tokens of each.
         self._orders: list[Order] = []
+        self._num_tokens: list[int] = []
         self._by_order: dict[Order, QueuedRequest] = {}
         self._by_id: dict[str, QueuedRequest] = {}
         self._due: list[tuple[float, int, str, QueuedRequest]] = []
@@ -53,8 +64,7 @@ class WaitingQueue:
     def push(self, queued: QueuedRequest) -> None:
         queued.is_gone = False
         self._by_id[queued.request.request_id] = queued
-        self._by_order[queued.order] = queued
-        insort(self._orders, queued.order)
+        self._insert(queued)
         self._num_by_tier[queued.request.tier] += 1
         for time_s, what in queued.due:
             heapq.heappush(self._due, (time_s, queued.arrival_number, what, queued))
@@ -65,19 +75,22 @@ class WaitingQueue:
     def first(self, limit: int) -> list[QueuedRequest]:
         return [self._by_order[order] for order in self._orders[:limit]]
 
-    def split(self, order: Order) -> tuple[Sequence[QueuedRequest], Sequence[QueuedRequest]]:
-        """Those before and those after this place."""
+    def around(self, order: Order, num_ahead: int, num_behind: int, num_shares: int) -> Surroundings:
+        """The queue as seen from this place, where only each `num_shares`-th request counts."""
         at = bisect_left(self._orders, order)
-        before = [self._by_order[o] for o in self._orders[:at]]
-        return before, [self._by_order[o] for o in self._orders[at:]]
+        end = num_ahead * num_shares
+        return Surroundings(
+            ahead=[self._by_order[o] for o in self._orders[: min(at, end) : num_shares]],
+            num_other_tokens=sum(self._num_tokens[end:at:num_shares]),
+            behind=[self._by_order[o] for o in self._orders[at : at + num_behind * num_shares : num_shares]],
+        )
 
     def remove(self, request_id: str) -> QueuedRequest | None:
         queued = self._by_id.pop(request_id, None)
         if queued is None:
             return None
         queued.is_gone = True
-        del self._orders[bisect_left(self._orders, queued.order)]
-        del self._by_order[queued.order]
+        self._take_out(queued)
         self._num_by_tier[queued.request.tier] -= 1
         if len(self._due) > 64 + 4 * len(self._by_id):
             self._due = [entry for entry in self._due if not entry[3].is_gone]
@@ -86,11 +99,23 @@ class WaitingQueue:
 
     def move_up(self, queued: QueuedRequest) -> None:
         """Serve it with the tier above its own from now on."""
-        del self._orders[bisect_left(self._orders, queued.order)]
-        del self._by_order[queued.order]
+        self._take_out(queued)
         queued.rank -= 1
-        self._by_order[queued.order] = queued
-        insort(self._orders, queued.order)
+        self._insert(queued)
+
+    def _insert(self, queued: QueuedRequest) -> None:
+        order = queued.order
+        at = bisect_left(self._orders, order)
+        self._orders.insert(at, order)
+        self._num_tokens.insert(at, queued.request.num_prompt_tokens)
+        self._by_order[order] = queued
+
+    def _take_out(self, queued: QueuedRequest) -> None:
+        order = queued.order
+        at = bisect_left(self._orders, order)
+        del self._orders[at]
+        del self._num_tokens[at]
+        del self._by_order[order]
 
     def next_due_s(self) -> float | None:
         while self._due and self._due[0][3].is_gone:
