@@ -26,8 +26,8 @@ from tidegate.api.errors import Outcome, Refused
 from tidegate.api.exchange import CONNECTION_EXTENSION
 from tidegate.config import ServerConfig
 
-WRITE_BUFFER_HIGH = 64 * 2**10
-WRITE_BUFFER_LOW = 16 * 2**10
+WRITE_BUFFER_HIGH = 16 * 2**10
+WRITE_BUFFER_LOW = 4 * 2**10
 MAX_HEADER_BYTES = 64 * 2**10
 MAX_PIPELINED = 8
 MAX_PIPELINED_BODY_BYTES = 64 * 2**10
