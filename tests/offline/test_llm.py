@@ -26,7 +26,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     try:
         with LLM(str(path), executor="sim", max_num_seqs=4, progress=False) as one:
             # The sim executor's pace is for servers.
-            one._executor._sim._cost = type(one._executor._sim._cost)(0.0, 0.0, 0.0, 0.0)  # type: ignore[attr-defined]
+            one._executor._sim.step_cost = type(one._executor._sim.step_cost)(0.0, 0.0, 0.0, 0.0)  # type: ignore[attr-defined]
             yield one
     finally:
         if cache is None:

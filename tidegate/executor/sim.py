@@ -32,7 +32,7 @@ class SimExecutor:
         self.info = info
         self.num_blocks = info.num_blocks
         self.block_size = info.block_size
-        self._cost = cost or StepCost()
+        self.step_cost = cost or StepCost()
         self._first_token_id = first_token_id
         self._kv = [array("i", [-1]) * info.block_size for _ in range(info.num_blocks)] if check_kv else None
         self._in_flight = False
@@ -41,7 +41,7 @@ class SimExecutor:
         if self._in_flight:
             raise ExecutorError("a step is in flight")
         self._in_flight = True
-        cost = self._cost
+        cost = self.step_cost
         return SimHandle(
             plan,
             cost.base_s

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tidegate.clock import RealClock
 from tidegate.config import Config, ConfigError
+from tidegate.cost_model import CostModel, StepCost
 from tidegate.engine.engine import Engine
 from tidegate.executor.base import Executor, ExecutorError, ExecutorInfo
 from tidegate.executor.sim import SimExecutor
@@ -16,6 +18,7 @@ from tidegate.request import SamplingParams
 from tidegate.scheduler.step import SampleSpec, StepPlan, StepRow
 from tidegate.text.chat_template import ChatTemplate
 from tidegate.text.tokenizer import Tokenizer
+from tidegate.worker.calibration import measure_step_cost
 from tidegate.worker.paced_sim import PacedSimExecutor, first_text_token_id, sim_info
 
 _WARM_UP_TOKENS = 32
@@ -59,10 +62,26 @@ def _warm_up(executor: Executor, max_num_batched_tokens: int) -> None:
         executor.collect(executor.launch(plan))
 
 
-def build_engine(executor: Executor, config: Config) -> Engine:
+def initial_step_cost(executor: Executor, config: Config) -> StepCost:
+    """What a step costs here, from a few that are timed. Raises ConfigError when one cannot be computed."""
+    if isinstance(executor, PacedSimExecutor):
+        return executor.step_cost
+    limits = config.scheduler
+    try:
+        return measure_step_cost(
+            executor,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            now=RealClock().now,
+        )
+    except ExecutorError as error:
+        raise ConfigError(str(error)) from error
+
+
+def build_engine(executor: Executor, config: Config, step_cost: StepCost | None = None) -> Engine:
     """Raises ConfigError when an explicit max_model_len fits neither the model nor the KV memory."""
     info = replace(executor.info, max_model_len=fit_model_len(executor.info, config.model.max_model_len))
-    return Engine(info, config.scheduler, config.cache)
+    return Engine(info, config.scheduler, config.cache, CostModel(step_cost))
 
 
 def fit_model_len(info: ExecutorInfo, max_model_len: int | None) -> int:

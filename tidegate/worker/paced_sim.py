@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from tidegate.config import Config
+from tidegate.cost_model import StepCost
 from tidegate.executor.base import ExecutorError, ExecutorInfo, StepHandle
 from tidegate.executor.sim import SimExecutor, SimHandle
 from tidegate.models.source import ModelSource
@@ -23,6 +24,11 @@ class PacedSimExecutor:
         self._sim = sim
         self._in_flight: SimHandle | None = None
         self._due_s = 0.0
+
+    @property
+    def step_cost(self) -> StepCost:
+        """What its steps take, exactly."""
+        return self._sim.step_cost
 
     @property
     def num_blocks(self) -> int:

@@ -19,9 +19,10 @@ import threading
 
 from tidegate.clock import RealClock
 from tidegate.config import ConfigError
+from tidegate.cost_model import StepCost
 from tidegate.executor.base import ExecutorInfo
 from tidegate.version import __version__
-from tidegate.worker.build import build_engine, build_executor
+from tidegate.worker.build import build_engine, build_executor, initial_step_cost
 from tidegate.worker.loop import EngineLoop, settle_garbage_collection
 from tidegate.worker.messages import PROTOCOL_VERSION, Loading, Ready, Shutdown, StartFailed, WorkerInfo
 from tidegate.worker.spec import WorkerSpec
@@ -68,7 +69,8 @@ def _serve(spec: WorkerSpec, transport: PairTransport) -> int:
     transport.send(Loading(spec.incarnation, f"loading {spec.model.name}"))
     try:
         executor = build_executor(spec.model, config)
-        engine = build_engine(executor, config)
+        step_cost = initial_step_cost(executor, config)
+        engine = build_engine(executor, config, step_cost)
     except ConfigError as error:
         return _start_failed(spec, transport, str(error))
     except Exception as error:  # whatever it is, the operator gets a line and the log the rest
@@ -76,8 +78,8 @@ def _serve(spec: WorkerSpec, transport: PairTransport) -> int:
         return _start_failed(spec, transport, f"the worker could not start: {type(error).__name__}: {error}")
     settle_garbage_collection()
     loop = EngineLoop(engine, executor, transport, RealClock(), incarnation=spec.incarnation)
-    transport.send(Ready(spec.incarnation, _worker_info(spec, engine.info)))
-    log.debug("ready: %d blocks of %d tokens", engine.info.num_blocks, engine.info.block_size)
+    transport.send(Ready(spec.incarnation, _worker_info(spec, engine.info, step_cost)))
+    log.debug("ready: %d blocks of %d tokens, %s", engine.info.num_blocks, engine.info.block_size, step_cost)
     loop.run()
     executor.close()
     if transport.num_dropped:
@@ -96,7 +98,7 @@ def _start_failed(spec: WorkerSpec, transport: PairTransport, message: str) -> i
     return 2
 
 
-def _worker_info(spec: WorkerSpec, info: ExecutorInfo) -> WorkerInfo:
+def _worker_info(spec: WorkerSpec, info: ExecutorInfo, step_cost: StepCost) -> WorkerInfo:
     return WorkerInfo(
         worker_id=spec.worker_id,
         incarnation=spec.incarnation,
@@ -115,6 +117,7 @@ def _worker_info(spec: WorkerSpec, info: ExecutorInfo) -> WorkerInfo:
         max_model_len=info.max_model_len,
         max_num_seqs=spec.config.scheduler.max_num_seqs,
         max_num_batched_tokens=spec.config.scheduler.max_num_batched_tokens,
+        step_cost=step_cost,
     )
 
 
