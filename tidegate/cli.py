@@ -1,4 +1,4 @@
-"""The `tidegate` command: serve, chat, explain, model, bench.
+"""The `tidegate` command: serve, chat, explain, model, tenant, bench.
 
 Owns: the command line. The flags of `serve` are generated from config.py: one flag a field, with its description,
 default and unit. Never does: any work itself. Every command imports what it needs when it runs, so that `--help` is
@@ -36,6 +36,8 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="The models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
+tenant_app = typer.Typer(help="Who may use a server.", no_args_is_help=True)
+app.add_typer(tenant_app, name="tenant")
 app.add_typer(bench_app, name="bench")
 
 UrlOption = Annotated[str, typer.Option("--url", help="Address of the running server.", metavar="URL")]
@@ -82,7 +84,8 @@ def _serve(config: Path | None, **given: Any) -> None:
     """Serve a model over an OpenAI-compatible API.
 
     Flags win over the file given with --config, which has one table for each group below and the flags' names as
-    keys, with _ for -. A SIZE reads like 1GiB or 512MiB, a DURATION like 2s or 250ms.
+    keys, with _ for -. A SIZE reads like 1GiB or 512MiB, a DURATION like 2s or 250ms. SIGHUP reads the file again: its
+    tiers and gate settings take effect at once.
     """
     for flag in flags():
         if flag.is_switch and given.pop(f"no_{flag.name}"):
@@ -90,7 +93,7 @@ def _serve(config: Path | None, **given: Any) -> None:
     settings = load_config(config, given)
     from tidegate.api.serve import run
 
-    raise typer.Exit(run(settings))
+    raise typer.Exit(run(settings, lambda: load_config(config, given)))
 
 
 def _serve_parameters() -> Iterator[inspect.Parameter]:
@@ -174,6 +177,22 @@ def model_path(name: Annotated[str, typer.Argument(help="Name in the catalog.", 
     from tidegate.models.fetch import path
 
     print(path(name))
+
+
+# Tenants.
+
+
+@tenant_app.command("new-key")
+def tenant_new_key(
+    name: Annotated[str, typer.Argument(help="Name of the tenant; a new one gets a table.", metavar="NAME")],
+    config: Annotated[
+        Path, typer.Option("--config", help="TOML file that gets the key's hash.", metavar="FILE.toml")
+    ] = Path("tidegate.toml"),
+) -> None:
+    """Print a new key, once; the configuration keeps its hash alone. A running server takes it in on SIGHUP."""
+    from tidegate.terminal.tenant import new_key
+
+    print(new_key(name, config))
 
 
 # Talking to a running server.

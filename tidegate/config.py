@@ -9,6 +9,7 @@ Config after start.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 import tomllib
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 
@@ -48,8 +49,17 @@ def parse_duration(value: object) -> object:
     return float(match[1]) * _DURATION_UNITS[match[2]]
 
 
+def parse_networks(value: object) -> object:
+    """'10.0.0.1, 10.1.0.0/16' or a list of them, to networks as text. Raises ValueError."""
+    parts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        return value
+    return tuple(str(ipaddress.ip_network(str(part), strict=False)) for part in parts)
+
+
 Size = Annotated[int, BeforeValidator(parse_size)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
+Networks = Annotated[tuple[str, ...], BeforeValidator(parse_networks)]
 KvCacheDtype = Literal["u8", "bf16", "f32"]
 
 
@@ -76,6 +86,26 @@ class ServerConfig(_Component):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")
     api_key: str | None = Field(None, description="Key that clients must send as a bearer token; default: none.")
+    tenant_header: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9-]+$",
+        description="Header that names the tenant, believed from --trusted-proxies only; default: keys name it.",
+    )
+    trusted_proxies: Networks = Field(
+        (), description="Addresses or networks, with commas between, whose --tenant-header is believed; default: none."
+    )
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="TCP port on --host for the operator: metrics with tenant labels. Default: none.",
+    )
+    admin_key: str | None = Field(
+        None, description="Key with which /metrics has tenant labels on the open port, too; default: none."
+    )
+    usage_file: str | None = Field(
+        None, description="SQLite file that usage per tenant is kept in; default: usage is not kept."
+    )
     drain_timeout: Duration = Field(
         30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM."
     )
@@ -150,6 +180,7 @@ class GateConfig(_Component):
 
 
 TPOT_SLO_DEFAULT_S = 0.15
+DEFAULT_TIER = "default"
 
 
 class TierConfig(_Component):
@@ -190,6 +221,51 @@ def _default_tiers() -> dict[str, TierConfig]:
     }
 
 
+_KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+
+
+class TenantConfig(_Component):
+    """Who may use the server, and how much of it. A limit of None is no limit; quotas are of this server alone.
+
+    Tokens are those of prompt and answer. `cache_group`: tenants of one group share their prefix cache; without one a
+    tenant has it to itself. `tiers`: the service tiers it may ask for; None is all of them.
+    """
+
+    keys: tuple[str, ...] = Field((), description="sha256:HEX of each key; `tidegate tenant new-key` makes one.")
+    weight: float = Field(1.0, gt=0, le=1e6, description="Share of the machine, relative to the other tenants'.")
+    tiers: tuple[str, ...] | None = Field(None, min_length=1, description="Service tiers it may ask for.")
+    default_tier: str | None = Field(
+        None, description="Tier of a request that names none; default: `default`, or its first where that is not its."
+    )
+    requests_per_minute: int | None = Field(None, ge=1, description="Requests a minute.")
+    tokens_per_minute: int | None = Field(None, ge=1, description="Tokens a minute.")
+    tokens_per_day: int | None = Field(None, ge=1, description="Tokens a day (UTC).")
+    tokens_per_month: int | None = Field(None, ge=1, description="Tokens a month (UTC).")
+    tier_tokens_per_minute: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        default_factory=dict, description="Tokens a minute by tier; beyond them a request is served as `default`."
+    )
+    max_concurrent: int | None = Field(None, ge=1, description="Requests at once, waiting ones among them.")
+    max_kv_share: float | None = Field(None, gt=0, le=1, description="Share of a worker's KV blocks it may hold.")
+    max_prompt_tokens: int | None = Field(None, ge=1, description="Longest prompt.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Longest answer; longer ones are cut to it.")
+    cache_group: str | None = Field(None, min_length=1, description="Tenants that share one prefix cache.")
+
+    @field_validator("keys")
+    @classmethod
+    def _keys_are_hashes(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        for key in keys:
+            if _KEY_HASH.fullmatch(key) is None:
+                raise ValueError("a key is given as sha256:HEX (64 digits); `tidegate tenant new-key` writes one")
+        return keys
+
+    @property
+    def fallback_tier(self) -> str:
+        """Served to a request that names no tier."""
+        if self.default_tier is not None:
+            return self.default_tier
+        return DEFAULT_TIER if self.tiers is None or DEFAULT_TIER in self.tiers else self.tiers[0]
+
+
 class LogConfig(_Component):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
 
@@ -202,6 +278,7 @@ class Config(_Component):
     worker: WorkerConfig = Field(default_factory=WorkerConfig)
     gate: GateConfig = Field(default_factory=GateConfig)
     tiers: dict[str, TierConfig] = Field(default_factory=_default_tiers)
+    tenants: dict[str, TenantConfig] = Field(default_factory=dict)
     log: LogConfig = Field(default_factory=LogConfig)
 
     @field_validator("tiers", mode="before")
@@ -229,6 +306,33 @@ class Config(_Component):
                 if kind == "tier" and (target not in tiers or target == name):
                     raise ValueError(f"tiers.{name}.downgrade names tier {target!r}; known: {', '.join(tiers)}")
         return tiers
+
+    @field_validator("tenants")
+    @classmethod
+    def _tenants_fit_together(cls, tenants: dict[str, TenantConfig], info: ValidationInfo) -> dict[str, TenantConfig]:
+        owner: dict[str, str] = {}
+        tiers = info.data.get("tiers", {})
+        server = info.data.get("server", ServerConfig())
+        if tenants and server.api_key is not None:
+            raise ValueError("with tenants, keys are theirs; server.api_key (--api-key) must not be set")
+        if server.tenant_header is not None and not server.trusted_proxies:
+            raise ValueError("server.tenant_header is believed from server.trusted_proxies only, and there are none")
+        for name, tenant in tenants.items():
+            if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name, re.ASCII) is None:
+                raise ValueError(f"{name[:80]!r} is no tenant's name; use up to 64 letters, digits and _ . -")
+            asked = [*(tenant.tiers or ()), *tenant.tier_tokens_per_minute]
+            for tier in [*asked, *([tenant.default_tier] if tenant.default_tier is not None else [])]:
+                if tier not in tiers:
+                    raise ValueError(f"tenants.{name} names tier {tier!r}; known: {', '.join(tiers)}")
+            if tenant.tiers is not None and tenant.fallback_tier not in tenant.tiers:
+                raise ValueError(
+                    f"tenants.{name}.default_tier is {tenant.fallback_tier!r}, which is not one of its tiers: "
+                    f"{', '.join(tenant.tiers)}"
+                )
+            for key in tenant.keys:
+                if (other := owner.setdefault(key, name)) != name:
+                    raise ValueError(f"tenants {other} and {name} have a key in common; a key names one tenant")
+        return tenants
 
 
 def load_config(path: Path | None = None, given: dict[str, Any] | None = None) -> Config:
@@ -325,7 +429,7 @@ def _value_kind(field: FieldInfo) -> str:
 def _default_text(field: FieldInfo) -> str:
     """The default with its unit, as it could be written; empty when there is none (the description then says more)."""
     value = field.default
-    if value is None:
+    if value is None or value == ():
         return ""
     if _parser(field) is parse_size:
         unit = next(unit for unit in ("GiB", "MiB", "KiB", "B") if value % _SIZE_UNITS[unit.upper()] == 0)
@@ -349,12 +453,14 @@ def _describe(error: ValidationError) -> str:
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
         parent: Any = Config if len(path) == 1 else Config.model_fields[path[0]].annotation
-        if path[0] == "tiers":
-            parent = TierConfig
+        if path[0] in ("tiers", "tenants"):
+            parent = TierConfig if path[0] == "tiers" else TenantConfig
         return f"unknown config key '{where}'; {_did_you_mean(path[-1], sorted(parent.model_fields))}"
     message = first["msg"].removeprefix("Value error, ")
     flag = f" ({flag_name(path[-1])})" if len(path) == 2 else ""
-    return f"config key '{where}'{flag}: {message}, not {first['input']!r}"
+    # Keys are secrets, and a whole table says nothing.
+    tells = not isinstance(first["input"], dict) and not {"keys", "api_key", "admin_key"} & set(path)
+    return f"config key '{where}'{flag}: {message}" + (f", not {first['input']!r}" if tells else "")
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:
