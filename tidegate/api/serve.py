@@ -15,10 +15,12 @@ import logging
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 from tidegate.api import server
 from tidegate.api.app import Api
 from tidegate.api.frontend import Frontend
+from tidegate.api.reload import Reloader
 from tidegate.api.server import Server
 from tidegate.api.service import ServedModel
 from tidegate.clock import RealClock
@@ -38,8 +40,11 @@ _SHOWN_LENGTHS = (512, 2048)
 _INTERRUPTED_EXIT_CODE = 130
 
 
-def run(config: Config) -> int:
-    """Serve until a signal. Returns the exit code. Raises ConfigError when the start fails."""
+def run(config: Config, reload: Callable[[], Config] | None = None) -> int:
+    """Serve until a signal. Returns the exit code. Raises ConfigError when the start fails.
+
+    `reload` reads the configuration anew at SIGHUP; it may raise ConfigError, and everything stays as it is then.
+    """
     logging.basicConfig(
         level=config.log.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -47,18 +52,21 @@ def run(config: Config) -> int:
         listener = server.bind(config.server)
         with listener:
             model = resolve_model(config.model.model)
-            return server.run(_serve(config, model, listener))
+            return server.run(_serve(config, model, listener, reload))
     except KeyboardInterrupt:  # while the model was fetched; later on a signal drains
         return _INTERRUPTED_EXIT_CODE
 
 
-async def _serve(config: Config, model: ModelSource, listener: socket.socket) -> int:
+async def _serve(
+    config: Config, model: ModelSource, listener: socket.socket, reload: Callable[[], Config] | None
+) -> int:
     clock = RealClock()
     metrics = ServerMetrics()
     frontend = Frontend(config, Gate(config), metrics, clock)
     api = Api(frontend, config.server, clock, lambda: (metrics.render(), CONTENT_TYPE))
     http = Server(api, config.server, listener)
-    serving = asyncio.ensure_future(http.serve())
+    reloader = None if reload is None else Reloader(config, reload, frontend.reconfigure)
+    serving = asyncio.ensure_future(http.serve(on_hangup=reloader))
     frontend.add_worker(WorkerSupervisor("0", model, config, frontend))
     starting = asyncio.ensure_future(_start(config, model, frontend, http))
     try:

@@ -110,10 +110,16 @@ class Server:
             )
         self._drain.set()
 
-    async def serve(self, *, on_started: Callable[[], None] | None = None, handles_signals: bool = True) -> None:
-        """`on_started` is called when connections are accepted."""
+    async def serve(
+        self,
+        *,
+        on_started: Callable[[], None] | None = None,
+        on_hangup: Callable[[], None] | None = None,
+        handles_signals: bool = True,
+    ) -> None:
+        """`on_started` is called when connections are accepted, `on_hangup` at each SIGHUP."""
         raise_file_limit(self._config.max_connections)
-        with self._signals() if handles_signals else contextlib.nullcontext():
+        with self._signals(on_hangup) if handles_signals else contextlib.nullcontext():
             serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._listener]))
             draining = asyncio.ensure_future(self._drained())
             if on_started is not None:
@@ -137,15 +143,17 @@ class Server:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self, on_hangup: Callable[[], None] | None) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for one in signals:
-            loop.add_signal_handler(one, self.begin_drain)
+        handlers = {signal.SIGTERM: self.begin_drain, signal.SIGINT: self.begin_drain}
+        if on_hangup is not None:
+            handlers[signal.SIGHUP] = on_hangup
+        for one, handler in handlers.items():
+            loop.add_signal_handler(one, handler)
         try:
             yield
         finally:
-            for one in signals:
+            for one in handlers:
                 loop.remove_signal_handler(one)
 
 
