@@ -8,7 +8,7 @@ from tidegate.admission.forecast import INFINITY, RunningAnswer, WorkerOutlook
 from tidegate.config import GateConfig
 from tidegate.cost_model import CostModel
 from tidegate.gate.look_ahead import LookAhead
-from tidegate.gate.queue import QueuedRequest
+from tidegate.gate.queue import Order, QueuedRequest
 from tidegate.metrics.load_snapshot import StepStats
 from tidegate.request import Request
 from tidegate.routing.registry import WorkerEntry
@@ -93,26 +93,34 @@ class WorkerView:
         )
         return not (is_short_of_blocks and num_pending > self.look_ahead.num_requests)
 
-    def outlook(self, lengths: OutputLength, now: float) -> WorkerOutlook:
+    def outlook(self, lengths: OutputLength, now: float, *, priority: int, num_joining: int) -> WorkerOutlook:
+        """The worker as `num_joining` requests of this priority will find it: answers of lower tiers make way."""
         load = self.entry.load
         start_s = 0.0
         if load is not None and load.step_start_s:
             step_s = self.cost_model.predict(load.step_prefill_tokens, load.step_decode_rows, load.num_context_tokens)
             start_s = max(0.0, load.step_start_s + step_s - now)
-        running = []
+        running: list[RunningAnswer] = []
+        yielding: list[tuple[Order, RunningAnswer]] = []
         for entry in self.dispatched.values():
             first_token_s = entry.first_token_s
             if first_token_s is None or entry.is_cancelled:
                 continue
             request, produced = entry.request, entry.num_output_tokens
             slo_s = request.tpot_slo_s
-            running.append(
-                RunningAnswer(
-                    lengths.expected_remaining(produced, request.max_tokens),
-                    INFINITY if slo_s is None else slo_s,
-                    0.0 if slo_s is None else slo_s * max(0, produced - 1) - (now - first_token_s),
-                )
+            answer = RunningAnswer(
+                lengths.expected_remaining(produced, request.max_tokens),
+                INFINITY if slo_s is None else slo_s,
+                0.0 if slo_s is None else slo_s * max(0, produced - 1) - (now - first_token_s),
             )
+            if request.priority > priority:
+                yielding.append((entry.queued.order, answer))
+            else:
+                running.append(answer)
+        if yielding:
+            yielding.sort()
+            num_kept = max(0, self.entry.info.max_num_seqs - num_joining - len(running))
+            running += [answer for _, answer in yielding[:num_kept]]
         info = self.entry.info
         return WorkerOutlook(
             cost=self.cost_model.cost,

@@ -83,7 +83,8 @@ class Predictor:
         ahead += [_pending_prompt(queued.request, expected) for queued in around.ahead]
         later += [_pending_prompt(queued.request, expected) for queued in around.behind]
         later_requests += [queued.request for queued in around.behind]
-        first_tokens = forecast(view.outlook(lengths, now), [*ahead, _pending_prompt(request, expected), *later])
+        outlook = view.outlook(lengths, now, priority=request.priority, num_joining=len(ahead) + 1)
+        first_tokens = forecast(outlook, [*ahead, _pending_prompt(request, expected), *later])
         first_token = first_tokens[len(ahead)]
         num_ahead_tokens = sum([prompt.num_tokens for prompt in ahead])
         # The rest of the queue, at the rate of what was played through.
