@@ -60,7 +60,7 @@ class FirstToken(NamedTuple):
     num_running: int
 
 
-def forecast(outlook: WorkerOutlook, pending: Sequence[PendingPrompt], *, max_runs: int = 60) -> list[FirstToken]:
+def forecast(outlook: WorkerOutlook, pending: Sequence[PendingPrompt], *, max_runs: int = 40) -> list[FirstToken]:
     """One FirstToken for each of `pending`, which come in the order they will be served in."""
     return _Play(outlook, pending).run(max_runs)
 

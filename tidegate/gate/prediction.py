@@ -18,7 +18,7 @@ from tidegate.request import Request
 from tidegate.scheduler.output_length import OutputLength
 from tidegate.scheduler.pacing import MIN_PREFILL_TOKENS
 
-_MAX_AHEAD = 64  # queued requests before a new one that a forecast plays through one by one
+_MAX_AHEAD = 32  # queued requests before a new one that a forecast plays through one by one
 _MAX_BEHIND = 16  # and behind it, that are checked for harm
 
 
