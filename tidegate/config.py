@@ -98,7 +98,7 @@ class ServerConfig(_Component):
         None,
         ge=0,
         le=65535,
-        description="TCP port on --host for the operator: metrics with tenant labels. Default: none.",
+        description="TCP port on --host for the operator: metrics with tenant labels; default: none.",
     )
     admin_key: str | None = Field(
         None, description="Key with which /metrics has tenant labels on the open port, too; default: none."
