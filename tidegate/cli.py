@@ -21,6 +21,7 @@ import typer
 
 from tidegate.bench.cli import app as bench_app
 from tidegate.config import ConfigError, flag_name, flags, load_config
+from tidegate.sim.cli import add_to as add_simulation
 from tidegate.terminal import TerminalError
 from tidegate.version import __version__
 
@@ -39,6 +40,7 @@ app.add_typer(model_app, name="model")
 tenant_app = typer.Typer(help="Who may use a server.", no_args_is_help=True)
 app.add_typer(tenant_app, name="tenant")
 app.add_typer(bench_app, name="bench")
+add_simulation(app)
 
 UrlOption = Annotated[str, typer.Option("--url", help="Address of the running server.", metavar="URL")]
 JsonOption = Annotated[

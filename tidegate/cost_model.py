@@ -19,6 +19,7 @@ _OWN_WALK = 0.002**2  # and for each on its own
 _NOISE = 0.1**2  # variance of a step's time about its mean, relative
 _MAX_SURPRISE = 2.0  # relative; a page fault or a stopped process says little about the steps to come
 _MIN_FACTOR = 0.01
+_AS_PREDICTED = 1e-6  # closer than any clock can tell: a simulated step, which teaches nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class CostModel:
     def observe(self, num_prefill_tokens: int, num_decode_rows: int, num_context_tokens: int, seconds: float) -> None:
         """Learn from a step that took this long."""
         predicted_s = self.predict(num_prefill_tokens, num_decode_rows, num_context_tokens)
-        if seconds <= 0.0 or predicted_s <= 0.0:
+        if seconds <= 0.0 or predicted_s <= 0.0 or abs(seconds - predicted_s) <= _AS_PREDICTED * predicted_s:
             return
         self.num_observed += 1
         base, row, prefill, context = self._initial

@@ -20,7 +20,7 @@ def print_details(console: Console, name: str, figures: Figures) -> None:
     """Everything about one server."""
     outcomes = ", ".join(f"{count} {verdict}" for verdict, count in figures["outcomes"].items())
     console.print(f"\n[bold]{name}[/bold]: {figures['sent']} requests: {outcomes}", soft_wrap=True)
-    if figures["is_interrupted"]:
+    if figures.get("is_interrupted"):
         console.print("[yellow]interrupted: requests still in flight are left out[/yellow]")
     rows = [
         (title, *(_number(figures["latency"][key].get(column)) for column in _COLUMNS)) for title, key in _LATENCIES
@@ -68,13 +68,19 @@ def _print_rest(console: Console, figures: Figures) -> None:
     if figures["prediction"]:
         error = figures["prediction"]
         lines.append(f"TTFT predicted within {error['p50']:.0%} (P50), {error['p90']:.0%} (P90)")
-    client = figures["client"]
+    if "client" in figures:  # a simulated one is never late
+        lines.append(_client_line(figures["client"]))
+    if lines:
+        console.print("\n".join(lines), soft_wrap=True)
+
+
+def _client_line(client: Figures) -> str:
     lag = (
         f"client: sends {client['send_lag_ms']['p99']:.1f} ms late, reads {client['loop_delay_ms']['p99']:.1f} ms (P99)"
     )
     if client["is_bottleneck"]:
         lag = f"[yellow]{lag}: it was too slow, do not trust the latencies[/yellow]"
-    console.print("\n".join([*lines, lag]), soft_wrap=True)
+    return lag
 
 
 def print_comparison(console: Console, servers: Sequence[tuple[str, Figures]]) -> None:

@@ -10,6 +10,7 @@ free + cached + held blocks == all blocks after every call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tidegate.config import CacheConfig, SchedulerConfig
@@ -25,6 +26,7 @@ from tidegate.scheduler.scheduler import Scheduler
 from tidegate.scheduler.state import RequestState
 from tidegate.scheduler.static_batching import StaticBatching, StaticScheduler
 from tidegate.scheduler.step import StepPlan, StepResult, StepRow
+from tidegate.scheduler.unchanged_steps import book_unchanged_steps, num_unchanged_steps
 
 
 @dataclass(slots=True)
@@ -112,6 +114,30 @@ class Engine:
                 self._apply_prefill(row, state, plan, result, next_sample, now, outputs)
             next_sample += num_samples
         return outputs
+
+    def num_unchanged_steps(self, limit: int) -> int:
+        """How often, from now on, the step in flight ends and an equal one follows; at most `limit`."""
+        return 0 if self._plan is None else num_unchanged_steps(self.scheduler, self._plan, limit)
+
+    def apply_unchanged(
+        self, token_ids: Sequence[list[int]], ends_s: Sequence[float], compute_s: Sequence[float]
+    ) -> list[RequestOutput]:
+        """As `apply` and `schedule` for each of `ends_s` (ascending, at most num_unchanged_steps): the plan in flight,
+        and those that follow it, have been computed, and the next one is in flight. `token_ids` holds each row's new
+        tokens. Returns one output a row."""
+        plan = self._plan
+        if plan is None:
+            raise RuntimeError("no step is in flight")
+        num_rows, num_context_tokens = plan.num_decode_rows, plan.num_context_tokens
+        for took_s in compute_s:
+            self.cost_model.observe(0, num_rows, num_context_tokens, took_s)
+            num_context_tokens += num_rows
+        book_unchanged_steps(self.scheduler, plan, token_ids, ends_s)
+        now = self._step_start_s = ends_s[-1]
+        return [
+            RequestOutput(state.request.request_id, state.index, row_ids, now)
+            for state, row_ids in zip(self.scheduler.planned, token_ids, strict=True)
+        ]
 
     def fail_step(self, message: str, now: float) -> list[RequestOutput]:
         """The plan in flight could not be computed: its requests end with an error, the others go on."""

@@ -7,9 +7,9 @@ from the whole context as read through the block table, so that any mistake in t
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from dataclasses import dataclass
+from zlib import crc32
 
 from tidegate.cost_model import StepCost
 from tidegate.executor.base import ExecutorError, ExecutorInfo
@@ -41,14 +41,33 @@ class SimExecutor:
         if self._in_flight:
             raise ExecutorError("a step is in flight")
         self._in_flight = True
+        seconds = self.step_s(plan.num_prefill_tokens, plan.num_decode_rows, plan.num_context_tokens)
+        return SimHandle(plan, seconds)
+
+    def step_s(self, num_prefill_tokens: int, num_decode_rows: int, num_context_tokens: int) -> float:
+        """Seconds that a step of this composition takes."""
         cost = self.step_cost
-        return SimHandle(
-            plan,
+        return (
             cost.base_s
-            + cost.decode_row_s * plan.num_decode_rows
-            + cost.prefill_token_s * plan.num_prefill_tokens
-            + cost.context_token_s * plan.num_context_tokens,
+            + cost.decode_row_s * num_decode_rows
+            + cost.prefill_token_s * num_prefill_tokens
+            + cost.context_token_s * num_context_tokens
         )
+
+    def draw_ahead(self, plan: StepPlan, num_steps: int) -> list[list[int]]:
+        """For each row of a plan in flight that only decodes, the tokens that it and its successors would draw. Without
+        check_kv only."""
+        if self._kv is not None:
+            raise ExecutorError("with check_kv a token depends on those before it")
+        first_token_id, span = self._first_token_id, self.info.vocab_size - self._first_token_id
+        drawn = []
+        for row in plan.rows:
+            spec = row.samples[0]
+            seed, position = spec.seed, spec.position
+            drawn.append(
+                [first_token_id + crc32(b"%d,%d" % (seed, i)) % span for i in range(position, position + num_steps)]
+            )
+        return drawn
 
     def collect(self, handle: SimHandle) -> StepResult:
         self._in_flight = False
@@ -102,13 +121,13 @@ class SimExecutor:
             self._kv[row.block_ids[i // self.block_size]][i % self.block_size] = token_id
 
     def _draw(self, row: StepRow, spec: SampleSpec) -> int:
-        key = zlib.crc32(b"%d,%d" % (spec.seed, spec.position))
+        key = crc32(b"%d,%d" % (spec.seed, spec.position))
         if self._kv is not None:
             num_tokens = row.num_computed + spec.offset + 1
             content = array("i")
             for block_id in row.block_ids[: -(-num_tokens // self.block_size)]:
                 content += self._kv[block_id]
-            key = zlib.crc32(content[:num_tokens].tobytes(), key if spec.params.temperature > 0 else 0)
+            key = crc32(content[:num_tokens].tobytes(), key if spec.params.temperature > 0 else 0)
         span = self.info.vocab_size - self._first_token_id
         token_id = self._first_token_id + key % span
         while token_id in spec.banned_token_ids:

@@ -15,6 +15,7 @@ but counts as load until its worker has confirmed that it is gone.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import msgspec
 
@@ -29,7 +30,7 @@ from tidegate.gate.look_ahead import LookAhead
 from tidegate.gate.order import order_key
 from tidegate.gate.prediction import Predictor
 from tidegate.gate.queue import QueuedRequest, WaitingQueue
-from tidegate.metrics.load_snapshot import LoadSnapshot
+from tidegate.metrics.load_snapshot import LoadSnapshot, StepStats
 from tidegate.request import FinishReason, InvalidRequest, Request, RequestOutput
 from tidegate.routing.registry import WorkerRegistry
 from tidegate.worker.messages import StepReport, WorkerInfo
@@ -141,6 +142,25 @@ class Gate:
         if report.stats is not None:
             view.observe(report.stats, num_ended, now)
         return effects + self._dispatch_all()
+
+    def handle_unchanged_steps(
+        self, worker_id: str, report: StepReport, steps: Sequence[tuple[StepStats, float]]
+    ) -> list[GateEffect]:
+        """As handle_report for each of `steps` (with the time its report came), in which nothing began and nothing
+        ended: `report` holds what they brought together, and the load after the last. Nothing is dispatched: where no
+        worker could take a request before, none can now, since a look-ahead only shrinks while nothing ends."""
+        view = self._views.get(worker_id)
+        if view is None or view.entry.info.incarnation != report.incarnation:
+            return []
+        view.entry.load = report.load
+        for stats, now in steps:
+            view.observe(stats, 0, now)
+        now = steps[-1][1]
+        return [
+            Deliver(output.request_id, [output])
+            for output in report.outputs
+            if self._book(view, output.request_id, [output], now)
+        ]
 
     # What the shell does.
 

@@ -11,6 +11,7 @@ A session has one valid heap entry, moved lazily, so a step in which nothing is 
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 
 
@@ -84,6 +85,11 @@ class Sessions:
             if len(self._due) > 64 + 4 * len(self._sessions):
                 self._due = [(session.entry_s, name) for name, session in self._sessions.items()]
                 heapq.heapify(self._due)
+
+    @property
+    def next_due_s(self) -> float:
+        """Before this time take_due has nothing to do; infinity when there is no session."""
+        return self._due[0][0] if self._due else math.inf
 
     def take_due(self, now: float) -> list[int]:
         """The blocks of a session whose time is up, in the order they were computed; empty when none is due. What of

@@ -107,6 +107,11 @@ class Scheduler:
         copies, self.block_copies = self.block_copies, []
         return StepPlan(self._step_id, rows, num_prefill_tokens, num_decode_rows, num_context_tokens, copies)
 
+    def skipped(self, num_steps: int, num_rows: int) -> None:
+        """So many steps of `num_rows` decodes have been planned elsewhere (unchanged_steps.py)."""
+        self._step_id += num_steps
+        self.stats.num_computed_tokens += num_steps * num_rows
+
     def _plan_prefills(self, budget: int, rows: list[StepRow], planned: list[RequestState], now: float) -> int:
         """Rows for prompts that go on and for those that join, by their order. Returns how many tokens."""
         going_on = sorted(self.prefilling.values(), key=_order, reverse=True)
