@@ -12,7 +12,6 @@ Pure: no clock, no queue, no learned state. All times are in seconds from the gi
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -60,7 +59,7 @@ class FirstToken(NamedTuple):
     num_running: int
 
 
-def forecast(outlook: WorkerOutlook, pending: Sequence[PendingPrompt], *, max_runs: int = 40) -> list[FirstToken]:
+def forecast(outlook: WorkerOutlook, pending: Sequence[PendingPrompt], *, max_runs: int = 14) -> list[FirstToken]:
     """One FirstToken for each of `pending`, which come in the order they will be served in."""
     return _Play(outlook, pending).run(max_runs)
 
@@ -83,7 +82,9 @@ class _Play:
         # Answers in the batch: (step they end with, objective), and how many there are with each objective.
         self._ends = [(answer.remaining, answer.tpot_slo_s) for answer in outlook.running]
         heapq.heapify(self._ends)
-        self._paces = Counter(tpot_slo_s for _, tpot_slo_s in self._ends)
+        self._paces: dict[float, int] = {}
+        for _, pace_s in self._ends:
+            self._paces[pace_s] = self._paces.get(pace_s, 0) + 1
         self._pace_s = min(self._paces, default=INFINITY)
         self._spare_s = min((answer.ahead_s for answer in outlook.running), default=0.0)
         self._context = float(outlook.num_context_tokens)
@@ -152,7 +153,7 @@ class _Play:
     def _join(self, prompt: PendingPrompt) -> None:
         pace_s = prompt.tpot_slo_s
         heapq.heappush(self._ends, (self._step + max(1.0, prompt.expected_output), pace_s))
-        self._paces[pace_s] += 1
+        self._paces[pace_s] = self._paces.get(pace_s, 0) + 1
         if pace_s < self._pace_s:
             self._pace_s = pace_s
         self._context += prompt.num_tokens

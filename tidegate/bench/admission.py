@@ -7,7 +7,6 @@ again; and that of requests that are refused. Nothing is computed and nothing is
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from typing import Any
@@ -20,6 +19,7 @@ from tidegate.gate.gate import Gate
 from tidegate.metrics.load_snapshot import LoadReport, StepStats
 from tidegate.request import FinishReason, Request, RequestOutput, SamplingParams
 from tidegate.version import __version__
+from tidegate.worker.loop import settle_garbage_collection
 from tidegate.worker.messages import PROTOCOL_VERSION, StepReport, WorkerInfo
 
 NUM_QUEUED = 1_000
@@ -49,7 +49,7 @@ def run(json_path: str | None = None) -> int:
 
 def measure(num_queued: int, num_timed: int) -> dict[str, Any]:
     gate, source = _loaded_gate(num_queued)
-    gc.collect()
+    settle_garbage_collection()
     queued_us = [_timed(gate, source.next(), is_refused=False) for _ in range(num_timed)]
     refused_us = [_timed(gate, source.next(ttft_slo_s=1e-3), is_refused=True) for _ in range(num_timed)]
     return {"num_queued": gate.num_waiting, "queued_us": _summary(queued_us), "refused_us": _summary(refused_us)}

@@ -44,7 +44,9 @@ def run(json_path: str | None = None, *, num_pairs: int = NUM_PAIRS, num_request
         work = fixed_work(executor.info.vocab_size)[:num_requests]
         warm_up = warm_up_work(executor.info.vocab_size)
         pairs = []
-        with ServerProcess(["--no-enable-prefix-caching", "--max-num-seqs", str(NUM_AT_ONCE)]) as endpoint:
+        # Nothing is refused or slowed down for an objective: what is compared is the way to the engine.
+        plain = ["--no-enable-prefix-caching", "--admission", "off", "--step", "fixed"]
+        with ServerProcess([*plain, "--max-num-seqs", str(NUM_AT_ONCE)]) as endpoint:
             status.update("warm-up")
             offline.run(warm_up)
             asyncio.run(_run_over_http(endpoint, warm_up))

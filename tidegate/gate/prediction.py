@@ -18,8 +18,8 @@ from tidegate.request import Request
 from tidegate.scheduler.output_length import OutputLength
 from tidegate.scheduler.pacing import MIN_PREFILL_TOKENS
 
-_MAX_AHEAD = 32  # queued requests before a new one that a forecast plays through one by one
-_MAX_BEHIND = 16  # and behind it, that are checked for harm
+_MAX_AHEAD = 8  # queued requests before a new one that a forecast plays through one by one
+_MAX_BEHIND = 6  # and behind it, that are checked for harm
 
 
 class Predictor:
