@@ -69,6 +69,21 @@ def test_values_that_would_change_the_output_are_refused(
     assert not service.requests
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [
+        ("tools", [{}], "leave it out"),
+        ("use_beam_search", True, "leave it out or send false"),
+        ("skip_special_tokens", False, "leave it out or send true"),
+        ("response_format", {"type": "json_object"}, 'leave it out or send {"type":"text"}'),
+    ],
+)
+def test_refused_value_is_told_the_one_that_is_accepted(
+    http: httpx.Client, name: str, value: Any, advice: str
+) -> None:
+    assert refusal(post(http, **{name: value}))[2].endswith(f"; {advice}")
+
+
 def test_unknown_fields_are_ignored_and_named(http: httpx.Client) -> None:
     response = post(http, frobnicate=1, wibble={"a": 1}, **{"bad\nname": 1})
     assert response.status_code == 200
@@ -184,6 +199,7 @@ def test_prompt_that_its_bytes_rule_out_is_refused_before_it_is_tokenized(
     longest = 12  # bytes of a token: "<|im_start|>"
     response = http.post("/v1/completions", json={"prompt": "a" * (longest * 4096)})
     assert refusal(response)[0] == "context_length_exceeded"
+    assert not service.least_requests  # its length is no matter of the load
 
 
 def test_model_that_is_not_served_is_404(client: openai.OpenAI, http: httpx.Client) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tidegate.request import InvalidRequest
 
 HARMLESS: frozenset[str] = frozenset(
@@ -20,7 +22,7 @@ HARMLESS: frozenset[str] = frozenset(
 """They only label, account for or speed up a request."""
 
 _OFF: tuple[Any, ...] = (None, False)
-_EMPTY: tuple[Any, ...] = (None, [], {}, "")
+_EMPTY: tuple[Any, ...] = ("", [], {}, None)
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI
@@ -78,7 +80,7 @@ def unknown_fields(document: dict[str, Any], known: frozenset[str]) -> list[str]
         elif not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
             raise InvalidRequest(
                 f"{name} is not supported and would change the output; leave it out"
-                + ("" if neutral[-1] is None else f" or send {neutral[-1]!r}".replace("'", '"')),
+                + ("" if neutral[-1] is None else f" or send {msgspec.json.encode(neutral[-1]).decode()}"),
                 param=name,
                 code="unsupported_parameter",
             )

@@ -195,10 +195,11 @@ class Prompts:
         self, body: ChatBody | CompletionBody, params: SamplingParams, promised: Promises, exchange: Exchange
     ) -> Request | None:
         """A Request with as few tokens as the body's longest prompt can possibly have, to ask whether it is worth
-        tokenizing. None where tokenizing costs no more than asking."""
+        tokenizing. None where tokenizing costs no more than asking. Raises InvalidRequest for one that cannot fit."""
         num_bytes = _longest_prompt_bytes(body)
         if num_bytes <= SHORT_PROMPT_BYTES:
             return None
+        self._check_num_bytes(num_bytes, "messages" if isinstance(body, ChatBody) else "prompt")
         return Request(
             request_id=exchange.request_id,
             prompt_token_ids=[0] * max(1, self._least_tokens(num_bytes)),
