@@ -166,8 +166,15 @@ class GateConfig(_Component):
         description="Whether requests that are predicted to miss their objective are downgraded or refused (on), only "
         "reported (observe), or not looked at (off: the bounds of the queue alone).",
     )
-    order: Literal["deadline", "shortest-prefill", "fifo"] = Field(
-        "deadline", description="Who is served first among the waiting requests of a tier."
+    order: Literal["auto", "deadline", "shortest-prefill", "fifo", "fair"] = Field(
+        "auto",
+        description="Who is served first among the waiting requests of a tier; auto: fair between the tenants where "
+        "there are any, else deadline.",
+    )
+    fair_slots: Literal["preempt", "reserve", "turns"] = Field(
+        "preempt",
+        description="How a tenant within its share gets a slot of one beyond it (order fair): the newest request there "
+        "gives way (preempt), a tenth of the slots is kept from it (reserve), or when one ends (turns).",
     )
     long_prompt: int = Field(1024, ge=1, description="Prompt tokens from which on a prefill counts as long.")
     max_long_prefills: int = Field(1, ge=1, description="Most long prefills that a worker may have at once.")

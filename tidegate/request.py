@@ -147,9 +147,11 @@ class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
     `stop_token_ids` the resolved set of ids that end a choice (end-of-sequence ids included unless ignored).
     `namespace` roots the block hashes; the server assigns it. `seed` is always set, so that a replay draws the same.
     Choice i of n samples with seed + i. `priority` is the rank of its tier (lower is served first), and `order_key` its
-    place among equals (lower is served first; the gate sets it). The objectives are None where there is none. `arrival_s`
-    is when the first byte of the request was read. `session_id` marks a conversation; what only it uses leaves the
-    cache after `session_ttl_s` of silence (None: the configured time).
+    place among equals (lower is served first; the gate sets it). `is_borrowing`: its slot is beyond its tenant's share,
+    and it makes way for those of its tier whose is not. `max_kv_share`: of a worker's blocks, all of its tenant
+    may hold so much. The objectives are None where there is none. `arrival_s` is when the first byte of the
+    request was read. `session_id` marks a conversation; what only it uses leaves the cache after `session_ttl_s` of
+    silence (None: the configured time).
     """
 
     request_id: str
@@ -164,6 +166,8 @@ class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
     tier: str = "default"
     priority: int = 0
     order_key: float = 0.0
+    is_borrowing: bool = False
+    max_kv_share: float = 1.0
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
     session_id: str = ""

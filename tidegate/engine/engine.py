@@ -283,7 +283,7 @@ class Engine:
         fork.phase = Phase.RUNNING
         self._live[state.request.request_id].states.append(fork)
         own = None
-        if scheduler.num_running < scheduler.max_num_seqs:
+        if scheduler.num_running < scheduler.max_num_seqs and scheduler.may_grow(state):
             own = self.pool.allocate(1, now)  # the partial block's copy, or the next block
         if own is None:
             return fork
@@ -322,10 +322,11 @@ class Engine:
                 f"above the model's length of {self.info.max_model_len}"
             )
         num_blocks = -(-(total - 1) // self.info.block_size)  # the last token is never fed back
-        if num_blocks > self.info.num_blocks:
+        allowed = self.scheduler.kv_shares.max_blocks(request) or self.info.num_blocks
+        if num_blocks > allowed:
             return (
                 f"prompt ({request.num_prompt_tokens} tokens) plus max_tokens ({request.max_tokens}) needs "
-                f"{num_blocks} KV blocks; there are {self.info.num_blocks}"
+                f"{num_blocks} KV blocks; there are {allowed}"
             )
         return ""
 
@@ -343,10 +344,12 @@ class Engine:
         return root
 
     def _user(self, request: Request) -> BlockUser:
+        max_blocks = self.scheduler.kv_shares.max_blocks(request)
         if not request.session_id:
-            return BlockUser(request.request_id, request.priority)
+            return BlockUser(request.request_id, request.priority, None, request.tenant, max_blocks)
         ttl_s = self._session_ttl_s if request.session_ttl_s is None else request.session_ttl_s
-        return BlockUser(f"{request.namespace}\x1f{request.session_id}", request.priority, ttl_s)
+        name = f"{request.namespace}\x1f{request.session_id}"
+        return BlockUser(name, request.priority, ttl_s, request.tenant, max_blocks)
 
     def _new_row_id(self) -> int:
         self._next_row_id += 1

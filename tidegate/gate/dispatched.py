@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from tidegate.admission.forecast import INFINITY, RunningAnswer, WorkerOutlook
@@ -13,6 +14,13 @@ from tidegate.metrics.load_snapshot import StepStats
 from tidegate.request import Request
 from tidegate.routing.registry import WorkerEntry
 from tidegate.scheduler.output_length import OutputLength
+
+RESERVED_SHARE = 0.1
+
+
+def num_reserved_slots(num_slots: int) -> int:
+    """Slots that are kept from those that borrow."""
+    return math.ceil(RESERVED_SHARE * num_slots)
 
 
 @dataclass(slots=True)
@@ -49,7 +57,7 @@ class WorkerView:
     def pending(self) -> list[Dispatched]:
         """Those without a first token, in the order the worker serves them in."""
         waiting = [entry for entry in self.dispatched.values() if entry.first_token_s is None]
-        waiting.sort(key=lambda entry: entry.queued.order)
+        waiting.sort(key=lambda entry: entry.queued.place)
         return waiting
 
     def num_prefill_left(self, entry: Dispatched) -> int:
@@ -64,21 +72,26 @@ class WorkerView:
 
     def can_take(self, queued: QueuedRequest, config: GateConfig) -> bool:
         """Whether the worker can soon use the request: a slot or look-ahead for it, and not more prefill before it than
-        the next steps take. Requests of lower tiers do not count against it: the worker makes them give way."""
-        info, request = self.entry.info, queued.request
+        the next steps take. Requests of lower tiers, and borrowing ones of its own, do not count against it: the worker
+        makes them give way."""
+        info, request, precedence = self.entry.info, queued.request, queued.precedence
         if request.max_total_tokens > self.entry.max_request_tokens:
             return False
         num_slots, num_pending, num_ahead_tokens, num_long = 0, 0, 0, 0
         for entry in self.dispatched.values():
-            if entry.queued.rank > queued.rank:
+            if entry.queued.precedence > precedence:
                 continue
             num_slots += entry.num_open_choices
             if entry.first_token_s is None:
                 num_pending += 1
                 num_long += entry.request.num_prompt_tokens >= config.long_prompt
-                if entry.queued.order < queued.order:
+                if entry.queued.place < queued.place:
                     num_ahead_tokens += entry.request.num_prompt_tokens
-        if num_slots >= info.max_num_seqs + self.look_ahead.num_requests:
+        num_paused = self.entry.load.num_paused if self.entry.load is not None else 0
+        num_places = info.max_num_seqs + self.look_ahead.num_requests + num_paused
+        if config.fair_slots == "reserve" and queued.is_borrowing:
+            num_places -= self.look_ahead.num_requests + num_reserved_slots(info.max_num_seqs)
+        if num_slots >= num_places:
             return False
         if num_pending and num_ahead_tokens >= 2 * info.max_num_batched_tokens:
             return False
@@ -93,8 +106,8 @@ class WorkerView:
         )
         return not (is_short_of_blocks and num_pending > self.look_ahead.num_requests)
 
-    def outlook(self, lengths: OutputLength, now: float, *, priority: int, num_joining: int) -> WorkerOutlook:
-        """The worker as `num_joining` requests of this priority will find it: answers of lower tiers make way."""
+    def outlook(self, lengths: OutputLength, now: float, *, precedence: int, num_joining: int) -> WorkerOutlook:
+        """The worker as `num_joining` requests of this precedence will find it: answers of higher ones make way."""
         load = self.entry.load
         start_s = 0.0
         if load is not None and load.step_start_s:
@@ -113,8 +126,8 @@ class WorkerView:
                 INFINITY if slo_s is None else slo_s,
                 0.0 if slo_s is None else slo_s * max(0, produced - 1) - (now - first_token_s),
             )
-            if request.priority > priority:
-                yielding.append((entry.queued.order, answer))
+            if 2 * request.priority + entry.queued.is_borrowing > precedence:
+                yielding.append((entry.queued.place, answer))
             else:
                 running.append(answer)
         if yielding:

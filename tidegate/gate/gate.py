@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import ceil
 
 import msgspec
 
@@ -26,8 +27,9 @@ from tidegate.config import Config
 from tidegate.cost_model import CostModel
 from tidegate.gate.dispatched import Dispatched, WorkerView
 from tidegate.gate.effects import CancelAtWorker, Decided, Deliver, Dispatch, GateEffect, Refuse
+from tidegate.gate.fair_order import FairOrder
 from tidegate.gate.look_ahead import LookAhead
-from tidegate.gate.order import order_key
+from tidegate.gate.order import order_key, order_name
 from tidegate.gate.prediction import Predictor
 from tidegate.gate.queue import QueuedRequest, WaitingQueue
 from tidegate.metrics.load_snapshot import LoadSnapshot, StepStats
@@ -47,6 +49,9 @@ class Gate:
         self._views: dict[str, WorkerView] = {}
         self._dispatched: dict[str, Dispatched] = {}
         self._predictor = Predictor(config.gate, self._step_is_paced)
+        self._order = order_name(config)
+        self._fair = FairOrder(config.tenants, config.gate) if self._order == "fair" else None
+        self._predictor.fair = self._fair
         self._share = ClassShare()
         self._is_draining = False
         self._num_arrived = 0
@@ -59,7 +64,9 @@ class Gate:
         """Take a request in. The first effect is its refusal, or what was decided. Raises InvalidRequest for a tier
         that does not exist."""
         request = self._with_tier(request)
-        load = self.snapshot(now)
+        if self._fair is not None:
+            self._fair.seen(request.tenant, now)
+        load = self._load_for(request, now)
         verdict = decide(request, load, self._tiers, self._config, lambda r: self.predict(r, now))
         decision, served = verdict.decision, verdict.request
         if isinstance(decision, Reject) and decision.reason in _PREDICTED and decision.reason != "long_share":
@@ -74,14 +81,14 @@ class Gate:
         queued = QueuedRequest(self._with_order(served), self._num_arrived, rank=served.priority)
         queued.prediction = verdict.prediction
         queued.due = self._due(served, now)
-        self._queue.push(queued)
+        self._enqueue(queued)
         return [Decided(served, decision), *self._dispatch_all()]
 
     def would_refuse(self, request: Request, now: float) -> Refuse | None:
         """The refusal of a request with at least this prompt, if it came now; for before a prompt is tokenized. Changes
         nothing: what is not refused here is still to be submitted. Raises InvalidRequest like submit."""
         request = self._with_tier(request)
-        load = self.snapshot(now)
+        load = self._load_for(request, now)
         if self._config.admission == "on":
             decision = decide(request, load, self._tiers, self._config, lambda r: self.predict(r, now)).decision
         else:
@@ -90,7 +97,7 @@ class Gate:
 
     def cancel(self, request_id: str, now: float) -> list[GateEffect]:
         """The client went away, or has all it wants. Unknown ids do nothing."""
-        if self._queue.remove(request_id) is not None:
+        if self._dequeue(request_id):
             return []
         dispatched = self._dispatched.get(request_id)
         if dispatched is None or dispatched.is_cancelled:
@@ -107,6 +114,7 @@ class Gate:
         self._views[info.worker_id] = WorkerView(
             entry, LookAhead(info.max_num_seqs), self._step_is_paced, CostModel(info.step_cost)
         )
+        self._count_slots()
         return self._dispatch_all()
 
     def worker_lost(self, worker_id: str, now: float) -> list[GateEffect]:
@@ -116,12 +124,16 @@ class Gate:
         effects: list[GateEffect] = []
         for request_id, dispatched in self._views.pop(worker_id).dispatched.items():
             del self._dispatched[request_id]
+            self._gave_back(dispatched, dispatched.num_open_choices)
             if dispatched.is_cancelled:
                 continue
             if dispatched.first_token_s is not None:
                 effects.append(Refuse(request_id, "worker_failed", "the worker that computed this answer ended"))
             else:
-                self._queue.push(dispatched.queued)
+                if self._fair is not None:
+                    self._fair.taken_back(dispatched.queued)
+                self._enqueue(dispatched.queued)
+        self._count_slots()
         return effects + self._dispatch_all()
 
     def handle_report(self, worker_id: str, report: StepReport, now: float) -> list[GateEffect]:
@@ -170,6 +182,8 @@ class Gate:
         for what, queued in self._queue.pop_due(now):
             if what == "age":
                 self._queue.move_up(queued)
+                if self._fair is not None:
+                    self._fair.moved(queued, self._queue)
             else:
                 effects += self._too_late(queued, now)
         return effects + self._dispatch_all()
@@ -186,6 +200,8 @@ class Gate:
         """Other tiers and gate settings from now on; what waits already keeps the objectives it came with."""
         self._config = config.gate
         self._predictor.reconfigure(config.gate)
+        if self._fair is not None:
+            self._fair.reconfigure(config.tenants, config.gate)
         self._offered = tuple(config.tiers)
         self._tiers |= config.tiers  # one that is no longer offered may still be that of a request that waits
 
@@ -219,9 +235,45 @@ class Gate:
     def predict(self, request: Request, now: float) -> Prediction:
         """What the request would see on the worker that would serve it soonest."""
         probe = QueuedRequest(self._with_order(request), self._num_arrived + 1, rank=request.priority)
+        probe.is_borrowing = self._fair is not None and self._fair.borrows(request.tenant)
         return self._predictor.predict(probe, self._queue, list(self._views.values()), now)
 
     # Inside.
+
+    def _enqueue(self, queued: QueuedRequest) -> None:
+        if self._fair is not None:
+            request = queued.request
+            expected = self._predictor.lengths_of(request).expected_remaining(0, request.max_tokens)
+            queued.fair_cost = self._fair.cost(request.tenant, request.num_prompt_tokens, expected)
+            queued.request = self._with_order(request)
+        self._queue.push(queued)
+        if self._fair is not None:
+            self._fair.joined(queued, self._queue)
+
+    def _dequeue(self, request_id: str) -> bool:
+        """Take a request out of the queue. Whether it was there."""
+        queued = self._queue.remove(request_id)
+        if queued is not None and self._fair is not None:
+            self._fair.left(queued)
+        return queued is not None
+
+    def _gave_back(self, dispatched: Dispatched, num_slots: int) -> None:
+        if self._fair is not None:
+            self._fair.gave_back(dispatched.request.tenant, num_slots)
+
+    def _count_slots(self) -> None:
+        if self._fair is not None:
+            self._fair.num_slots_total = sum(view.entry.info.max_num_seqs for view in self._views.values())
+
+    def _load_for(self, request: Request, now: float) -> LoadSnapshot:
+        """The load as it counts for this request. Where tenants take turns, each has its share of the queue, and what
+        the others have in it neither counts nor is told."""
+        load = self.snapshot(now)
+        if self._fair is None:
+            return load
+        share = self._fair.share(request.tenant)
+        num_own = {tier: ceil(self._queue.num_of(request.tenant, tier) / share) for tier in self._tiers}
+        return msgspec.structs.replace(load, num_queued=sum(num_own.values()), queued_by_tier=num_own)
 
     def _with_tier(self, request: Request) -> Request:
         """The request with its tier's rank and the tier's objectives where it brings none of its own."""
@@ -238,7 +290,11 @@ class Gate:
         )
 
     def _with_order(self, request: Request) -> Request:
-        key = order_key(self._config.order, request)
+        if self._order == "fair":
+            assert self._fair is not None
+            key = self._fair.waiting_key(request.tenant)
+        else:
+            key = order_key(self._order, request)
         return request if request.order_key == key else msgspec.structs.replace(request, order_key=key)
 
     def _due(self, request: Request, now: float) -> list[tuple[float, str]]:
@@ -256,7 +312,7 @@ class Gate:
     def _too_late(self, queued: QueuedRequest, now: float) -> list[GateEffect]:
         """A request has waited until its objective is out of reach (or the queue's bound): downgrade it, or answer."""
         request = queued.request
-        self._queue.remove(request.request_id)
+        self._dequeue(request.request_id)
         if now >= request.arrival_s + self._config.queue_timeout:
             message = f"no worker could take the request within {self._config.queue_timeout:g} s"
             return [Refuse(request.request_id, "queue_timeout", message)]
@@ -270,7 +326,7 @@ class Gate:
                 queued.request = self._with_order(served)
                 queued.rank = served.priority
                 queued.due = self._due(served, now)
-                self._queue.push(queued)
+                self._enqueue(queued)
                 return [Decided(served, Downgrade("ttft_unreachable", tuple(tried)))]
         message = f"the first token cannot come within the objective of {request.ttft_slo_s:g} s any more"
         return [Refuse(request.request_id, "ttft_unreachable", message)]
@@ -279,14 +335,20 @@ class Gate:
         """Give requests away, in order, for as long as a worker can soon use them. One that no worker can take now is
         overtaken only by those that need not wait for the same thing (a long prefill's turn)."""
         effects: list[GateEffect] = []
-        for queued in self._queue.first(_MAX_TRIED):
+        for queued in self._queue.first(_MAX_TRIED) if self._fair is None else self._fair.hand_out(self._queue):
             takers = [view for view in self._views.values() if view.can_take(queued, self._config)]
             if not takers:
                 if queued.request.num_prompt_tokens >= self._config.long_prompt:
                     continue
                 break
             view = min(takers, key=lambda view: view.num_choices / view.entry.info.max_num_seqs)
-            self._queue.remove(queued.request.request_id)
+            self._dequeue(queued.request.request_id)
+            if self._fair is not None:
+                queued.request = msgspec.structs.replace(
+                    queued.request,
+                    order_key=self._fair.handed_out(queued),
+                    is_borrowing=queued.is_borrowing and self._config.fair_slots == "preempt",
+                )
             request = queued.request
             dispatched = Dispatched(queued, view.entry.info.worker_id, request.params.n)
             view.dispatched[request.request_id] = dispatched
@@ -302,14 +364,20 @@ class Gate:
         if dispatched.first_token_s is None and any(output.token_ids for output in outputs):
             self._first_token(dispatched, now)
         dispatched.num_output_tokens += sum(len(output.token_ids) for output in outputs if output.index == 0)
+        num_open = dispatched.num_open_choices
         dispatched.num_open_choices -= sum(output.finish_reason is not None for output in outputs)
         # A request that is refused as a whole answers once, whatever its n; so does one cancelled before it forked.
         is_over = any(output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT) for output in outputs)
         if is_over or dispatched.num_open_choices <= 0:
+            dispatched.num_open_choices = 0
             del self._dispatched[request_id]
             del view.dispatched[request_id]
             if not dispatched.is_cancelled and not is_over:
                 self._predictor.lengths_of(dispatched.request).observe(dispatched.num_output_tokens)
+        if self._fair is not None:
+            num_cached = sum(output.prefill.num_cached_tokens for output in outputs if output.prefill is not None)
+            self._fair.produced(dispatched.queued, num_cached, sum(len(output.token_ids) for output in outputs))
+            self._gave_back(dispatched, num_open - dispatched.num_open_choices)
         return not dispatched.is_cancelled
 
     def _first_token(self, dispatched: Dispatched, now: float) -> None:

@@ -1,12 +1,23 @@
-"""Who is served first among the requests of a tier: one sort key an order, lowest first."""
+"""Who is served first among the requests of a tier: one sort key an order, lowest first.
+
+The order `fair` has no such key: turns are decided as requests are handed out (fair_order.py).
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from tidegate.config import Config
 from tidegate.request import Request
 
 OrderName = Literal["deadline", "shortest-prefill", "fifo"]
+
+
+def order_name(config: Config) -> OrderName | Literal["fair"]:
+    """What `auto` stands for."""
+    order = config.gate.order
+    return order if order != "auto" else "fair" if config.tenants else "deadline"
+
 
 _NO_OBJECTIVE_S = 600.0
 

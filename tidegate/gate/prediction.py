@@ -13,6 +13,7 @@ from tidegate.admission.forecast import INFINITY, PendingPrompt, forecast
 from tidegate.admission.residual import Kind, TtftResidual
 from tidegate.config import GateConfig
 from tidegate.gate.dispatched import WorkerView
+from tidegate.gate.fair_order import FairOrder
 from tidegate.gate.queue import QueuedRequest, Surroundings, WaitingQueue
 from tidegate.request import Request
 from tidegate.scheduler.output_length import OutputLength
@@ -27,10 +28,16 @@ class Predictor:
         self._config = config
         self._min_prefill_tokens = MIN_PREFILL_TOKENS if step_is_paced else 0
         self._residual = TtftResidual()
+        self.fair: FairOrder | None = None  # set where tenants take turns
         self._lengths: defaultdict[tuple[str, str], OutputLength] = defaultdict(OutputLength)
 
     def reconfigure(self, config: GateConfig) -> None:
         self._config = config
+
+    def _may_not_harm(self, request: Request, other: Request) -> bool:
+        """Whether `request` has to care that `other`, which waits behind it, is served in time. Where tenants take
+        turns, one that uses more than its share cannot keep others out."""
+        return self.fair is None or request.tenant == other.tenant or not self.fair.borrows(other.tenant)
 
     def lengths_of(self, request: Request) -> OutputLength:
         return self._lengths[request.tenant, request.tier]
@@ -75,7 +82,7 @@ class Predictor:
             own = dispatched.request
             output = lengths.expected_remaining(0, own.max_tokens)
             prompt = PendingPrompt(view.num_prefill_left(dispatched), output, _pace_s(own))
-            if dispatched.queued.order < probe.order:
+            if dispatched.queued.place < probe.place:
                 ahead.append(prompt)
             else:
                 later.append(prompt)
@@ -83,7 +90,9 @@ class Predictor:
         ahead += [_pending_prompt(queued.request, expected) for queued in around.ahead]
         later += [_pending_prompt(queued.request, expected) for queued in around.behind]
         later_requests += [queued.request for queued in around.behind]
-        outlook = view.outlook(lengths, now, priority=request.priority, num_joining=len(ahead) + 1)
+        outlook = view.outlook(
+            lengths, now, precedence=2 * request.priority + probe.is_borrowing, num_joining=len(ahead) + 1
+        )
         first_tokens = forecast(outlook, [*ahead, _pending_prompt(request, expected), *later])
         first_token = first_tokens[len(ahead)]
         num_ahead_tokens = sum([prompt.num_tokens for prompt in ahead])
@@ -102,7 +111,7 @@ class Predictor:
                 <= other.arrival_s + other.ttft_slo_s - now
                 < self._residual.corrected(self._kind(other, True), theirs.time_s + extra_s)
                 for other, theirs in zip(later_requests, first_tokens[len(ahead) + 1 :], strict=True)
-                if other.ttft_slo_s is not None
+                if other.ttft_slo_s is not None and self._may_not_harm(request, other)
             ),
             has_place=not around.ahead and view.can_take(probe, self._config),
             expected_output=lengths.quantile_remaining(0.9, 0, request.max_tokens),

@@ -7,8 +7,9 @@ waits, or where it goes.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tidegate.admission.controller import Prediction
@@ -19,8 +20,9 @@ Order = tuple[int, float, int]
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """`prediction`: what admission saw for it, frozen then. `due`:
-    (time, what) pairs to come, soonest first; what is "age" or "expire"."""
+    """`prediction`: what admission saw for it, frozen then. `due`: (time, what) pairs to come, soonest first; what is
+    "age" or "expire". `is_borrowing`: it takes, or would take now, a slot beyond its tenant's share, and makes way for
+    those of its rank that do not. `fair_cost`: what it counts in its tenant's line."""
 
     request: Request
     arrival_number: int
@@ -28,10 +30,23 @@ class QueuedRequest:
     rank: int = 0
     is_gone: bool = False
     due: list[tuple[float, str]] = field(default_factory=list)
+    is_borrowing: bool = False
+    fair_cost: float = 0.0
 
     @property
     def order(self) -> Order:
+        """Its place among those that wait."""
         return (self.rank, self.request.order_key, self.arrival_number)
+
+    @property
+    def precedence(self) -> int:
+        """Lower does not make way for higher."""
+        return 2 * self.rank + self.is_borrowing
+
+    @property
+    def place(self) -> Order:
+        """Its place in a worker."""
+        return (2 * self.rank + self.is_borrowing, self.request.order_key, self.arrival_number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,9 @@ class WaitingQueue:
         self._by_id: dict[str, QueuedRequest] = {}
         self._due: list[tuple[float, int, str, QueuedRequest]] = []
         self._num_by_tier: Counter[str] = Counter()
+        self._num_by_tenant: Counter[tuple[str, str]] = Counter()
+        # The same orders by rank and tenant, each lane in order; empty ones are gone.
+        self._lanes: dict[int, dict[str, list[Order]]] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -61,11 +79,30 @@ class WaitingQueue:
     def num_by_tier(self) -> dict[str, int]:
         return dict(self._num_by_tier)
 
+    def num_of(self, tenant: str, tier: str) -> int:
+        return self._num_by_tenant[tenant, tier]
+
+    def ranks(self) -> list[int]:
+        """Ranks in which requests wait, in order."""
+        return sorted(self._lanes)
+
+    def lane(self, rank: int, tenant: str) -> Sequence[Order]:
+        """The places of a tenant's requests in this rank, in order."""
+        return self._lanes.get(rank, {}).get(tenant, ())
+
+    def tenants_in(self, rank: int) -> Collection[str]:
+        """Those with requests in this rank."""
+        return self._lanes.get(rank, {})
+
+    def at(self, order: Order) -> QueuedRequest:
+        return self._by_order[order]
+
     def push(self, queued: QueuedRequest) -> None:
         queued.is_gone = False
         self._by_id[queued.request.request_id] = queued
         self._insert(queued)
         self._num_by_tier[queued.request.tier] += 1
+        self._num_by_tenant[queued.request.tenant, queued.request.tier] += 1
         for time_s, what in queued.due:
             heapq.heappush(self._due, (time_s, queued.arrival_number, what, queued))
 
@@ -92,6 +129,10 @@ class WaitingQueue:
         queued.is_gone = True
         self._take_out(queued)
         self._num_by_tier[queued.request.tier] -= 1
+        whose = (queued.request.tenant, queued.request.tier)
+        self._num_by_tenant[whose] -= 1
+        if not self._num_by_tenant[whose]:
+            del self._num_by_tenant[whose]
         if len(self._due) > 64 + 4 * len(self._by_id):
             self._due = [entry for entry in self._due if not entry[3].is_gone]
             heapq.heapify(self._due)
@@ -109,6 +150,7 @@ class WaitingQueue:
         self._orders.insert(at, order)
         self._num_tokens.insert(at, queued.request.num_prompt_tokens)
         self._by_order[order] = queued
+        insort(self._lanes.setdefault(queued.rank, {}).setdefault(queued.request.tenant, []), order)
 
     def _take_out(self, queued: QueuedRequest) -> None:
         order = queued.order
@@ -116,6 +158,13 @@ class WaitingQueue:
         del self._orders[at]
         del self._num_tokens[at]
         del self._by_order[order]
+        lanes = self._lanes[queued.rank]
+        lane = lanes[queued.request.tenant]
+        del lane[bisect_left(lane, order)]
+        if not lane:
+            del lanes[queued.request.tenant]
+            if not lanes:
+                del self._lanes[queued.rank]
 
     def next_due_s(self) -> float | None:
         while self._due and self._due[0][3].is_gone:

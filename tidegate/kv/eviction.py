@@ -23,6 +23,7 @@ class CachedBlock:
     depth: how many blocks lie before it in its prefix. num_uses: times it was computed or hit. last_used_s: when its
     last holder let go. num_sharers: how many different conversations (sessions, or requests without one) used it.
     priority: the most urgent tier rank that used it (lower is more urgent). mark: the policy's own time at last_used_s.
+    tenant: whose request computed it.
     """
 
     hash: bytes
@@ -35,6 +36,7 @@ class CachedBlock:
     last_sharer: str
     priority: int
     mark: float = 0.0
+    tenant: str = ""
 
 
 class EvictionPolicy(Protocol):

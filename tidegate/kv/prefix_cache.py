@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
+from tidegate.kv.cache_shares import CacheShares
 from tidegate.kv.eviction import CachedBlock, EvictionPolicy
 from tidegate.kv.sessions import BlockUser, Sessions
 from tidegate.kv.tails import TailIndex
@@ -48,6 +49,7 @@ class PrefixCache:
         self._candidates: list[tuple[tuple[float, ...], int, int]] = []
         self._stamp: dict[int, int] = {}
         self._next_stamp = 0
+        self._shares = CacheShares()
 
     def __len__(self) -> int:
         return len(self._cached)
@@ -102,7 +104,9 @@ class PrefixCache:
             num_sharers=1,
             last_sharer=user.name,
             priority=user.priority,
+            tenant=user.tenant,
         )
+        self._shares.published(user.tenant, user.max_blocks)
         self.sessions.own(block_id, user, now)
         return superseded
 
@@ -132,7 +136,14 @@ class PrefixCache:
             self._nominate(block_id)
 
     def evict(self) -> int:
-        """Give up the least valuable candidate and return its id. Raises IndexError when nothing is unheld."""
+        """Give up the least valuable candidate and return its id; first of tenants that have more than their share.
+        Raises IndexError when nothing is unheld."""
+        for candidates in self._shares.over():
+            while candidates:
+                _, stamp, block_id = heapq.heappop(candidates)
+                if self._stamp.get(block_id) == stamp:
+                    self._remove(block_id)
+                    return block_id
         while True:
             key, stamp, block_id = heapq.heappop(self._candidates)
             if self._stamp.get(block_id) == stamp:
@@ -154,6 +165,7 @@ class PrefixCache:
     def _remove(self, block_id: int) -> None:
         block = self._cached.pop(block_id)
         del self._block_of[block.hash]
+        self._shares.removed(block.tenant)
         self.tails.remove(block_id)
         self.sessions.disown(block_id)
         self._unheld.discard(block_id)
@@ -167,7 +179,10 @@ class PrefixCache:
     def _nominate(self, block_id: int) -> None:
         self._next_stamp += 1
         self._stamp[block_id] = self._next_stamp
-        heapq.heappush(self._candidates, (self._policy.key(self._cached[block_id]), self._next_stamp, block_id))
+        block = self._cached[block_id]
+        candidate = (self._policy.key(block), self._next_stamp, block_id)
+        heapq.heappush(self._candidates, candidate)
+        self._shares.nominate(block.tenant, candidate, self._stamp)
         if len(self._candidates) > 64 + 4 * len(self._unheld):
             self._candidates = [entry for entry in self._candidates if self._stamp.get(entry[2]) == entry[1]]
             heapq.heapify(self._candidates)

@@ -19,12 +19,15 @@ from dataclasses import dataclass, field
 class BlockUser:
     """Who uses blocks: a conversation, or a single request (ttl_s None: its blocks do not expire).
 
-    `name` is unique over namespaces. `priority` is its tier's rank (lower is more urgent).
+    `name` is unique over namespaces. `priority` is its tier's rank (lower is more urgent). Of its tenant's blocks, what
+    is beyond `max_blocks` leaves the cache first.
     """
 
     name: str
     priority: int = 0
     ttl_s: float | None = None
+    tenant: str = ""
+    max_blocks: int | None = None
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from tidegate.cost_model import CostModel
 from tidegate.kv.block_hash import block_hash, extend_block_hashes
 from tidegate.kv.block_pool import NO_BLOCK, BlockContent, BlockPool
 from tidegate.request import Phase
+from tidegate.scheduler.kv_shares import KvShares, of_same_tenant, share_key
 from tidegate.scheduler.output_length import OutputLength, peak_growth
 from tidegate.scheduler.pacing import StepPacing
 from tidegate.scheduler.preemption import choose_lower_tier_victim, choose_victim
@@ -63,6 +64,7 @@ class Scheduler:
         self.max_num_batched_tokens = scheduler.max_num_batched_tokens
         self.step_pacing = StepPacing(cost_model) if scheduler.step == "adaptive" else None
         self.enable_prefix_caching = cache.enable_prefix_caching
+        self.kv_shares = KvShares(pool.num_blocks, block_size)
         self.waiting = WaitingStates()
         # Running states by row_id, in order of admission: those that prefill, and those that decode.
         self.prefilling: dict[int, RequestState] = {}
@@ -134,7 +136,7 @@ class Scheduler:
     def _make_room_for_urgent(self, now: float) -> None:
         """Where the first in line is of a higher tier than some that run, and lacks a slot or blocks, they give way."""
         first = self.waiting.peek()
-        if first is None:
+        if first is None or not self._is_within_share(first, self._match(first)):
             return
         num_blocks = -(-len(first.token_ids) // self.block_size)
         while self.num_running >= self.max_num_seqs or self.pool.num_available < num_blocks:
@@ -150,11 +152,18 @@ class Scheduler:
         starved.sort(key=_order)
         for state in starved:
             while state.phase is Phase.RUNNING:
+                if not self.may_grow(state):
+                    self.preempt(choose_victim(of_same_tenant(state, self.running_states()), state), now)
+                    continue
                 blocks = self.pool.allocate(1, now)
                 if blocks is not None:
                     state.block_ids += blocks
                     break
                 self.preempt(choose_victim(self.running_states(), state), now)
+
+    def may_grow(self, state: RequestState) -> bool:
+        """Whether its tenant's share has a block more for a running state."""
+        return state.request.max_kv_share >= 1.0 or self.kv_shares.may_grow(state, self.running_states())
 
     def running_states(self) -> list[RequestState]:
         return [*self.prefilling.values(), *self.decoding.values()]
@@ -219,12 +228,26 @@ class Scheduler:
             if missing is not None and missing in self._computing:
                 self.waiting.park(missing)
                 continue
+            if not self._is_within_share(state, hit):
+                self.waiting.park(share_key(state))
+                continue
             if not self._reserve(state, hit, now):
                 return None
             self.waiting.pop()
             self._join(state, hit)
             return state
         return None
+
+    def _is_within_share(self, state: RequestState, hit: _Hit) -> bool:
+        if state.request.max_kv_share >= 1.0:
+            return True
+        num_new = self._num_blocks_to_join(state) - len(hit.block_ids)
+        return self.kv_shares.may_join(state, hit.block_ids, num_new, self.running_states(), self._expected_remaining)
+
+    def _num_blocks_to_join(self, state: RequestState) -> int:
+        """For all that it has, and its next token."""
+        num_tokens = min(len(state.token_ids) + 1, max(len(state.token_ids), state.max_total_tokens - 1))
+        return -(-num_tokens // self.block_size)
 
     def _match(self, state: RequestState) -> _Hit:
         """What the state can start from. Its last token is always computed: its logits are needed."""
@@ -247,8 +270,7 @@ class Scheduler:
     def _reserve(self, state: RequestState, hit: _Hit, now: float) -> bool:
         """Hold the cached blocks and allocate the others; all or nothing."""
         cached = hit.block_ids
-        num_tokens = min(len(state.token_ids) + 1, max(len(state.token_ids), state.max_total_tokens - 1))
-        num_new = -(-num_tokens // self.block_size) - len(cached)
+        num_new = self._num_blocks_to_join(state) - len(cached)
         num_unheld_hits = sum(self.pool.num_holders(block_id) == 0 for block_id in cached)
         num_available = self.pool.num_available - num_unheld_hits
         if num_new > num_available:
@@ -392,6 +414,8 @@ class Scheduler:
         self.pool.release(state.block_ids, now)
         for name in state.block_hashes[state.num_published :]:
             self._computed(state, name)
+        if state.request.max_kv_share < 1.0:
+            self.waiting.wake(share_key(state))
         state.block_ids = []
         state.num_computed = 0
         state.num_published = 0

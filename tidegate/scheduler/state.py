@@ -5,7 +5,8 @@
     blocks:   [b0][b1][b2][b3][b4]                       block_ids; the first num_published are in the prefix cache
 
 A state decodes when exactly one token is to be computed; until then it prefills (its prompt, or a replay after it was
-preempted). `order` is its place: (priority, the gate's key, arrival at this engine, choice), kept for life.
+preempted). `order` is its place, kept for life: (rank of its tier, and in it whether it borrows its slot; the gate's
+key; arrival at this engine; choice).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class RequestState:
         self.index = index
         self.row_id = row_id
         self.root_hash = root_hash
-        self.order = (request.priority, request.order_key, arrival_id, index)
+        self.order = (2 * request.priority + request.is_borrowing, request.order_key, arrival_id, index)
         self.tpot_slo_s = request.tpot_slo_s
         self.params: SamplingParams = request.params
         self.seed = request.seed + index

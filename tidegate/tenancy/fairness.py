@@ -65,14 +65,17 @@ class TokenCounters:
         counter = self._counters.get(tenant, 0.0) + self.cost(tenant, num_prompt_tokens, num_output_tokens)
         self._counters[tenant] = counter
         if num_prompt_tokens < 0 and tenant in self._waiting:
-            heapq.heappush(self._heap, (counter, tenant))
+            self._push(tenant)
 
     def begin_to_wait(self, tenant: str) -> None:
         if tenant in self._waiting:
             return
-        self._counters[tenant] = counter = self.counter(tenant)
+        self._counters[tenant] = self.counter(tenant)
         self._waiting.add(tenant)
-        heapq.heappush(self._heap, (counter, tenant))
+        self._push(tenant)
+
+    def _push(self, tenant: str) -> None:
+        heapq.heappush(self._heap, (self._counters[tenant], tenant))
         if len(self._heap) > 64 + 4 * len(self._waiting):
             self._heap = [(self._counters[name], name) for name in self._waiting]
             heapq.heapify(self._heap)
