@@ -6,6 +6,14 @@ from typing import Annotated
 
 import typer
 
+from tidegate.bench.trace_cli import (
+    ScaleLengthOption,
+    ScaleTimeOption,
+    SkipBadOption,
+    TenantsOption,
+    TraceOption,
+    WindowOption,
+)
 from tidegate.config import ConfigError, parse_duration
 
 app = typer.Typer(help="How fast it is here, and how much load it takes.", no_args_is_help=True)
@@ -136,17 +144,26 @@ def serve(
     api_key: KeyOption = None,
     json_path: JsonOption = None,
     html_path: HtmlOption = None,
+    trace: TraceOption = None,
+    scale_time: ScaleTimeOption = 1.0,
+    scale_length: ScaleLengthOption = 1.0,
+    window: WindowOption = None,
+    assign_tenants: TenantsOption = None,
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """The same seeded load on one or more OpenAI-compatible servers: latency, goodput, refusals, fairness.
 
-    Requests are sent when they are due, whatever the server does, and latencies count from then.
+    Requests are sent when they are due, whatever the server does, and latencies count from then. With --trace the
+    requests are those of the trace, and --workload, --rate and --duration are not looked at.
     """
     from tidegate.bench.serve import ServeOptions, run
+    from tidegate.bench.trace import parse_options
 
     options = ServeOptions(
         urls=tuple(url), workload=workload, duration_s=_seconds(duration, "--duration"), seed=seed, ttft_slo=ttft_slo,
         tpot_slo=tpot_slo, sends_slo=send_slo, retries=retries, timeout_s=_seconds(timeout, "--timeout"), model=model,
-        api_key=api_key, json_path=json_path, html_path=html_path,
+        api_key=api_key, json_path=json_path, html_path=html_path, trace=trace,
+        trace_options=parse_options(scale_time, scale_length, window, assign_tenants, skip_bad),
     )  # fmt: skip
     raise typer.Exit(run(options, rate))
 

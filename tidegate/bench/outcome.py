@@ -2,7 +2,7 @@
 
 Times are seconds from the start of the run. `arrival_s` is when the request was due, not when the client got round to
 sending it: whatever delays the client delays the user too (coordinated omission is not hidden). `last_attempt_s` is set
-when a retry was sent.
+when a retry was sent. `is_thinned`: of token_times only the first and the last were kept, to save memory.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Outcome:
     last_attempt_s: float | None = None
     send_lag_s: float = 0.0
     predicted_ttft_s: float | None = None
+    is_thinned: bool = False
 
     @property
     def ttft_s(self) -> float | None:

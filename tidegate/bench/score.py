@@ -91,6 +91,8 @@ def latency(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
     answered = [outcome for outcome in outcomes if outcome.token_times]
     gaps: list[float] = []
     for outcome in answered:
+        if outcome.is_thinned:
+            continue
         times = outcome.token_times
         gaps += [later - earlier for earlier, later in pairwise(times)]
     return {

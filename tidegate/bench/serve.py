@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +26,8 @@ from tidegate.bench.report import check_writable, console_for, percentile, write
 from tidegate.bench.score import Objectives, score
 from tidegate.bench.tables import print_comparison, print_details
 from tidegate.bench.target import Target, TargetError
-from tidegate.bench.workload import Workload, generate
+from tidegate.bench.trace import Trace, TraceOptions, load_trace, trace_items, trace_workload
+from tidegate.bench.workload import WorkItem, Workload, generate
 from tidegate.config import ConfigError
 from tidegate.worker.loop import settle_garbage_collection
 
@@ -52,6 +53,8 @@ class ServeOptions:
     api_key: str | None = None
     json_path: str | None = None
     html_path: str | None = None
+    trace: str | None = None
+    trace_options: TraceOptions = field(default_factory=TraceOptions)
 
 
 @dataclass
@@ -68,6 +71,7 @@ class Measured:
 def run(options: ServeOptions, rate: float) -> int:
     """Returns the exit code. Raises ConfigError."""
     bench = Bench(options)
+    rate = rate if bench.trace_rate is None else bench.trace_rate
     measured: list[Measured] = []
     for target in bench.targets():
         measured.append(bench.measure(target, rate))
@@ -93,7 +97,13 @@ class Bench:
         for path in (options.json_path, options.html_path):
             check_writable(path)
         self.options = options
-        self.workload: Workload = load_workload(options.workload)
+        self.trace_rate: float | None = None
+        """Mean arrivals of the trace, where there is one."""
+        self._trace: Trace | None = None
+        if options.trace is None:
+            self.workload = load_workload(options.workload)
+        else:
+            self.workload = self._load_trace(options.trace)
         self.endpoints = [Endpoint.parse(url, options.api_key) for url in options.urls]
         self._ttft = Objective.parse(options.ttft_slo, "--ttft-slo")
         self._tpot = Objective.parse(options.tpot_slo, "--tpot-slo")
@@ -124,7 +134,7 @@ class Bench:
         options, objectives = self.options, self.objectives
         assert objectives is not None
         self._num_runs += 1
-        items = generate(self.workload, rate, options.duration_s, options.seed, content_seed=self._num_runs)
+        items = self._items(rate)
         if not items:
             raise ConfigError(f"no request arrives in {options.duration_s:g} s at {rate:g} a second; see --duration")
         load_options = LoadOptions(
@@ -143,6 +153,22 @@ class Bench:
         figures["is_interrupted"] = load.is_interrupted
         return Measured(target.endpoint.name, rate, figures, load.outcomes, load.is_interrupted)
 
+    def _load_trace(self, path: str) -> Workload:
+        """What stands for the trace; the run lasts as long as it does."""
+        options = self.options
+        self._trace = load_trace(path, options.trace_options)
+        items = trace_items(self._trace, options.trace_options, options.seed)
+        last_s = max(1e-3, items[-1].arrival_s)
+        self.options = replace(options, duration_s=last_s)
+        self.trace_rate = len(items) / last_s
+        return trace_workload(self._trace.name, items)
+
+    def _items(self, rate: float) -> list[WorkItem]:
+        options = self.options
+        if self._trace is not None:
+            return trace_items(self._trace, options.trace_options, options.seed, content_seed=self._num_runs)
+        return generate(self.workload, rate, options.duration_s, options.seed, content_seed=self._num_runs)
+
     def document(self, rate: float, measured: Sequence[Measured]) -> dict[str, Any]:
         return {
             "workload": self.workload.model_dump(mode="json", exclude={"tenants": {"__all__": {"api_key"}}}),
@@ -154,6 +180,7 @@ class Bench:
                 for name, unloaded in self.unloaded.items()
             },
             "servers": {one.name: one.figures for one in measured},
+            "bad_lines": 0 if self._trace is None else self._trace.num_bad,
             "problems": self.problems,
             "machine": self.machine,
         }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ _MAX_SEGMENT = 1 << 19  # so that the largest id stays below 2^31
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 8.0
 _MAX_RETRY_AFTER_S = 60.0
+_MAX_KEPT_TIMES = 8_000_000
 _PARAMS = SamplingParams(ignore_eos=True)
 
 
@@ -65,6 +67,8 @@ class SimClients:
         self._on_outcome = on_outcome
         self._turns = {item.parent: item for item in items if item.parent is not None}
         self._closed: dict[int, Iterator[WorkItem]] = {}
+        # Of so many requests one keeps the time of each token; they are all there is of gaps between tokens to report.
+        self._keep_every = 1 + sum(item.num_output_tokens for item in items) // _MAX_KEPT_TIMES
         self._jitter = random.Random(f"{options.seed} retries")
         self._open: dict[str, _Open] = {}
         self.outcomes: list[Outcome] = []
@@ -143,6 +147,9 @@ class SimClients:
             self._sim.at(now + delay_s, lambda: self._send(request))
             return
         outcome = outcome_of(request, result)
+        if request.item.index % self._keep_every and len(result.token_times) > 2:
+            outcome.token_times = array("d", (result.token_times[0], result.token_times[-1]))
+            outcome.is_thinned = True
         self._note(outcome, result)
         item = request.item
         follower = self._turns.get(item.index)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -61,6 +61,12 @@ class SchedulerTable(_Table):
     max_num_batched_tokens: int = Field(512, ge=1)
 
 
+class GateTable(_Table):
+    """As SchedulerTable. What is long for one machine takes another a few steps."""
+
+    long_prompt: int = Field(1024, ge=1)
+
+
 class Profile(_Table):
     source: str
     kind: Literal["measured", "published"]
@@ -71,6 +77,7 @@ class Profile(_Table):
     step: StepTable
     loop: LoopTable = LoopTable()
     scheduler: SchedulerTable = SchedulerTable()
+    gate: GateTable = GateTable()
 
     def executor_info(self) -> ExecutorInfo:
         kv = self.kv
@@ -88,10 +95,14 @@ class Profile(_Table):
         )
 
     def configure(self, config: Config) -> Config:
-        """`config`, with this machine's scheduler settings where it has none of its own."""
-        given = config.scheduler.model_fields_set
-        own = {name: value for name, value in self.scheduler.model_dump().items() if name not in given}
-        return config.model_copy(update={"scheduler": config.scheduler.model_copy(update=own)})
+        """`config`, with this machine's settings where it has none of its own."""
+        scheduler = config.scheduler.model_copy(update=_not_given(config.scheduler, self.scheduler))
+        gate = config.gate.model_copy(update=_not_given(config.gate, self.gate))
+        return config.model_copy(update={"scheduler": scheduler, "gate": gate})
+
+
+def _not_given(component: BaseModel, table: BaseModel) -> dict[str, Any]:
+    return {name: value for name, value in table.model_dump().items() if name not in component.model_fields_set}
 
 
 def profile_names() -> list[str]:
