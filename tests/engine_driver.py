@@ -52,6 +52,7 @@ class EngineDriver:
         block_size: int = 4,
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 16,
+        long_output: int = 512,
         check_kv: bool = True,
         audit: bool = True,
         **cache: Any,
@@ -61,7 +62,9 @@ class EngineDriver:
         self.executor = SimExecutor(info, check_kv=check_kv)
         self.engine = Engine(
             info,
-            SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+            SchedulerConfig(
+                max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, long_output=long_output
+            ),
             CacheConfig(**cache),
         )
         self.outputs: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))

@@ -149,6 +149,16 @@ class SchedulerConfig(_Component):
         description="How much prefill a step takes along: what the running answers' TPOT objectives leave room for, or "
         "always up to the step budget.",
     )
+    long_output: int = Field(
+        512, ge=1, description="Tokens produced from which on an answer counts as long and can be paused for others."
+    )
+    max_long_decode_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the slots that long answers may hold while others of their tier or above wait for one; "
+        "1 pauses none.",
+    )
 
 
 class WorkerConfig(_Component):

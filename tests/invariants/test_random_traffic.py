@@ -7,14 +7,24 @@ text that it gets alone in an engine with room to spare.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine_driver import EngineDriver, make_request
 from tidegate.request import FinishReason, Request, SamplingParams
+from tidegate.scheduler import long_decodes
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 24
+
+
+@pytest.fixture(scope="module")
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
 
 
 @st.composite
@@ -64,8 +74,14 @@ def _alone(request: Request) -> dict[int, list[int]]:
     st.sampled_from([1, 3, 8, 64]),
     st.sampled_from(["lru", "lfu", "cost-aware"]),
     st.booleans(),
+    st.sampled_from([1, 4, 512]),
+    st.sampled_from([1, 3]),
 )
-def test_random_traffic_keeps_the_books_and_the_text(moves, max_num_seqs, max_num_batched_tokens, eviction, caching):
+def test_random_traffic_keeps_the_books_and_the_text(
+    patch, moves, max_num_seqs, max_num_batched_tokens, eviction, caching, long_output, min_turn
+):
+    patch.setattr(long_decodes, "MIN_TURN", min_turn)  # so that short texts take turns too
+    patch.setattr(long_decodes, "MAX_PAUSE_S", 0.02)
     driver = EngineDriver(
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
@@ -73,6 +89,7 @@ def test_random_traffic_keeps_the_books_and_the_text(moves, max_num_seqs, max_nu
         max_num_batched_tokens=max_num_batched_tokens,
         eviction=eviction,
         enable_prefix_caching=caching,
+        long_output=long_output,
     )
     submitted: dict[str, Request] = {}
     cancelled: set[str] = set()
@@ -95,6 +112,7 @@ def test_random_traffic_keeps_the_books_and_the_text(moves, max_num_seqs, max_nu
     assert pool.num_free + pool.num_cached == NUM_BLOCKS
     assert driver.engine.scheduler.num_running == 0
     assert len(driver.engine.scheduler.waiting) == 0
+    assert not driver.engine.scheduler.long_decodes.is_turning
     assert driver.engine.scheduler.waiting.num_tokens == 0
     for request_id, request in submitted.items():
         reasons = driver.reasons[request_id]

@@ -170,6 +170,7 @@ class Engine:
             step_decode_rows=plan.num_decode_rows if plan else 0,
             prefill_left=self._prefill_left(plan),
             cache=self.pool.stats.life(self.pool.policy),
+            num_paused=scheduler.long_decodes.num_paused,
         )
 
     def _prefill_left(self, plan: StepPlan | None) -> dict[str, int]:

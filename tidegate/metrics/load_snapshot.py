@@ -36,7 +36,8 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     num_waiting: dispatched or preempted, not in a slot. num_waiting_tokens: prompt tokens that those, and running
     prefills, still have to compute. The step_* fields describe the step that has just been launched (0 when idle):
     its start, its composition, and with them the arrival phase of what is submitted now. `prefill_left` maps the ids of
-    the requests that prefill to the tokens they will have left to compute when that step ends.
+    the requests that prefill to the tokens they will have left to compute when that step ends. num_paused: long answers
+    that have given their slot to others, and go on later.
     """
 
     time_s: float
@@ -52,6 +53,7 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     step_decode_rows: int
     prefill_left: dict[str, int] = {}
     cache: CacheLife | None = None
+    num_paused: int = 0
 
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True):

@@ -19,6 +19,7 @@ from tidegate.kv.block_hash import block_hash, extend_block_hashes
 from tidegate.kv.block_pool import NO_BLOCK, BlockContent, BlockPool
 from tidegate.request import Phase
 from tidegate.scheduler.kv_shares import KvShares, of_same_tenant, share_key
+from tidegate.scheduler.long_decodes import LongDecodes
 from tidegate.scheduler.output_length import OutputLength, peak_growth
 from tidegate.scheduler.pacing import StepPacing
 from tidegate.scheduler.preemption import choose_lower_tier_victim, choose_victim
@@ -66,6 +67,7 @@ class Scheduler:
         self.enable_prefix_caching = cache.enable_prefix_caching
         self.kv_shares = KvShares(pool.num_blocks, block_size)
         self.waiting = WaitingStates()
+        self.long_decodes = LongDecodes(scheduler)
         # Running states by row_id, in order of admission: those that prefill, and those that decode.
         self.prefilling: dict[int, RequestState] = {}
         self.decoding: dict[int, RequestState] = {}
@@ -94,6 +96,7 @@ class Scheduler:
         self._growth = None
         self.pool.expire_sessions(now)
         self._make_room_for_urgent(now)
+        self._turn_long_decodes(now)
         self._make_room_for_decodes(now)
         num_decode_rows, num_context_tokens = self._plan_decodes(rows, planned)
         budget = self.max_num_batched_tokens - num_decode_rows
@@ -144,6 +147,33 @@ class Scheduler:
             if victim is None:
                 return
             self.preempt(victim, now)
+
+    def _turn_long_decodes(self, now: float) -> None:
+        """Long answers give way to those that wait, or go on (long_decodes.py): at most one change a step."""
+        turns, first = self.long_decodes, self.waiting.peek()
+        if first is not None and self.num_running >= self.max_num_seqs:
+            victim = turns.choose_to_pause(self.running_states(), first)
+            if victim is not None:
+                self._pause(victim, now)
+                return
+        if not turns.num_paused:
+            return
+        running = self.running_states()
+        num_free_slots = self.max_num_seqs - self.num_running if first is None else 0
+        state = turns.choose_to_resume(running, num_free_slots=num_free_slots)
+        if state is None:
+            swap = turns.choose_to_swap(running, now)
+            if swap is None:
+                return
+            victim, state = swap
+            self._pause(victim, now)
+        turns.resume(state)
+        self.waiting.push(state)
+
+    def _pause(self, state: RequestState, now: float) -> None:
+        """As preempt, but it does not wait for a slot until it is its turn again."""
+        self._stop(state, now)
+        self.long_decodes.pause(state, now)
 
     def _make_room_for_decodes(self, now: float) -> None:
         """Give each decode the block that its next position needs, at the expense of the worst placed."""
@@ -384,12 +414,15 @@ class Scheduler:
 
     def preempt(self, state: RequestState, now: float) -> None:
         """Take everything from a running state; it waits at its old place and replays what it had."""
+        self._stop(state, now)
+        self.waiting.push(state)
+
+    def _stop(self, state: RequestState, now: float) -> None:
         state.num_once_computed = max(state.num_once_computed, state.num_computed)
         self._leave(state, now)
         state.phase = Phase.PREEMPTED
         state.num_preemptions += 1
         self.stats.num_preemptions += 1
-        self.waiting.push(state)
 
     def queue(self, state: RequestState) -> None:
         self.waiting.push(state)
@@ -399,7 +432,8 @@ class Scheduler:
         was_waiting = state.phase in (Phase.DISPATCHED, Phase.PREEMPTED)
         state.phase = Phase.FINISHED
         if was_waiting:
-            self.waiting.remove(state)
+            if not self.long_decodes.forget(state):
+                self.waiting.remove(state)
             return
         self.output_length.observe(state.num_output_tokens)
         self.pool.stats.num_tail_waste_tokens += len(state.block_ids) * self.block_size - state.num_computed

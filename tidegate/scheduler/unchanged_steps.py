@@ -32,8 +32,12 @@ def num_unchanged_steps(scheduler: Scheduler, plan: StepPlan, limit: int) -> int
     states = scheduler.planned
     if len(states) != len(scheduler.decoding) or plan.block_copies or scheduler.block_copies:
         return 0
+    turns = scheduler.long_decodes
+    if turns.is_turning:
+        return 0
     first = scheduler.waiting.peek()
     if first is not None or len(scheduler.waiting):
+        limit = min(limit, turns.num_steps_until_pause(states))
         if first is None or scheduler.num_running < scheduler.max_num_seqs:
             return 0
         if any(state.order[0] > first.order[0] for state in states):
