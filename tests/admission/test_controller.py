@@ -44,7 +44,7 @@ def decided(
 
 
 def worse(**changes: Any) -> Prediction:
-    values: dict[str, Any] = {"ttft_s": 0.5, "tpot_s": 0.05, "expected_output": 100.0}
+    values: dict[str, Any] = {"ttft_s": 0.5, "tpot_s": 0.05, "expected_output": 100.0, "kind": (False, True)}
     return Prediction(**(values | changes))
 
 
@@ -170,3 +170,21 @@ def test_times_to_come_back_are_spread_and_the_same_for_the_same_request() -> No
     assert 7.5 <= min(times) < 8.5
     assert 11.5 < max(times) <= 12.5
     assert times[0] == retry_after("r0")
+
+
+def test_a_prompt_too_long_for_its_objective_is_served_late_where_nobody_else_is_in_the_way() -> None:
+    alone = worse(ttft_s=5.0, kind=(True, False))
+    decision = decided(alone).decision
+    assert isinstance(decision, Admit)
+    assert decision.reason == "own_length"
+    for crowded in (snapshot(num_queued=1), snapshot(long_share=0.2)):
+        assert isinstance(decided(alone, load=crowded).decision, Reject)
+    assert isinstance(decided(worse(ttft_s=5.0, kind=(True, False), harmed=1)).decision, Reject)
+
+
+def test_a_downgrade_that_helps_comes_before_a_late_answer() -> None:
+    def predict(asked: Request) -> Prediction:
+        return worse(ttft_s=5.0, kind=(True, False))
+
+    decision = decided(predict, tier=TierConfig(downgrade=("tier:flex",))).decision
+    assert isinstance(decision, Downgrade)

@@ -85,6 +85,8 @@ def decide(
         new_prediction = predict(served)
         if _problem(served, load, tiers[served.tier], config, new_prediction, is_downgraded=True) is None:
             return Verdict(Downgrade(problem, tuple(changes), new_prediction.numbers()), served, new_prediction)
+    if problem == "ttft_unreachable" and _only_its_own_length(load, prediction):
+        return Verdict(Admit("own_length", prediction.numbers()), request, prediction)
     return Verdict(_rejection(request, load, problem, prediction), request, prediction)
 
 
@@ -153,6 +155,14 @@ def _problem(
         if tier.max_expected_output is not None and prediction.expected_output > tier.max_expected_output:
             return "long_output"
     return None
+
+
+def _only_its_own_length(load: LoadSnapshot, prediction: Prediction) -> bool:
+    """Whether nothing but its own prompt keeps a request from its objective, while nobody else has to be refused. A
+    late answer is then better than none: to come back would change nothing."""
+    _, has_work_ahead = prediction.kind
+    is_quiet = load.num_queued == 0 and load.long_share == 0.0
+    return is_quiet and prediction.has_place and not has_work_ahead and not prediction.harmed
 
 
 def _rejection(request: Request, load: LoadSnapshot, problem: str, prediction: Prediction) -> AdmissionDecision:
