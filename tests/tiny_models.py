@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 
 Family = Literal["llama", "qwen2", "qwen3"]
-WeightType = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+WeightType = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K"]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS_ID, EOS_ID = 1, 2
@@ -30,7 +30,7 @@ _MERGES = (
     "l d", "Ġwor ld", "he ll",
 )  # fmt: skip
 _PRE = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
-_FILE_TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
+_FILE_TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q4_K": 14, "BF16": 32}
 
 
 def tiny_vocabulary() -> tuple[list[str], list[int], list[str]]:
@@ -69,7 +69,7 @@ def write_tiny_gguf(
     num_kv_heads < num_heads is grouped-query attention, 1 is multi-query, equal is plain multi-head. hidden_size is
     num_heads * head_size unless given (only qwen3 may differ). `architecture` writes another name into the metadata
     (to see it refused). `rope_factors` (head_size / 2 of them) divide the rotary frequencies, as in Llama 3.1.
-    Norms and biases are always F32.
+    Norms and biases are always F32. Q4_K needs sizes that are multiples of 256.
     """
     hidden = hidden_size or num_heads * head_size
     tokens, token_types, merges = tiny_vocabulary()
@@ -155,8 +155,19 @@ def _add_tensors(writer: Any, shapes: dict[str, tuple[int, ...]], weight_type: W
         quantization = gguf.GGMLQuantizationType[weight_type]
         if weight_type in ("F32", "F16"):
             writer.add_tensor(name, weights.astype(np.float32 if weight_type == "F32" else np.float16))
+        elif weight_type == "Q4_K":
+            writer.add_tensor(name, _random_q4_k(rng, shape, scale), raw_dtype=quantization)
         else:
             writer.add_tensor(name, gguf.quants.quantize(weights, quantization), raw_dtype=quantization)
+
+
+def _random_q4_k(rng: np.random.Generator, shape: tuple[int, ...], scale: float) -> np.ndarray:
+    """Super-blocks of random bits, since `gguf` reads Q4_K but does not write it: about even, of about that scale."""
+    rows, columns = shape
+    blocks = rng.integers(0, 256, (rows, columns // 256, 144), dtype=np.uint8)
+    units = np.array([scale / 190, 7.5 * scale / 190], np.float16)  # of scales, and of minimums
+    blocks[..., 0:4] = units.view(np.uint8)
+    return blocks.reshape(rows, -1)
 
 
 def _byte_letters() -> list[str]:

@@ -1,8 +1,8 @@
 """Runs as a process of its own, by file name: work whose memory, crashes and output must not be the caller's.
 
     python child.py PARENT_PID module NAME ARGS...     like `python -m NAME ARGS...`
-    python child.py PARENT_PID convert FILE.gguf       write openvino_model.xml and .bin beside the file;
-                    [--rope-factors F,F,...]           each rotary frequency is divided by its factor
+    python child.py PARENT_PID convert FILE.gguf       write openvino_model.xml and .bin beside the file,
+                    [--rope-factors F,F,...]           corrected where the reader is not true to the file
 
 It dies with its parent, however that ends, so that no download goes on behind a killed start.
 """
@@ -14,6 +14,8 @@ import os
 import runpy
 import signal
 import sys
+from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
@@ -26,28 +28,40 @@ def main(parent_pid: int, verb: str, arguments: list[str]) -> None:
         sys.argv = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     elif verb == "convert":
-        convert(arguments[0])
-        if arguments[1:2] == ["--rope-factors"]:
-            divide_rope_frequencies(
-                os.path.dirname(arguments[0]), [float(factor) for factor in arguments[2].split(",")]
-            )
+        # After all else, so that nothing of the folder above the package hides what is installed.
+        sys.path.append(str(Path(__file__).resolve().parents[2]))
+        factors = arguments[2].split(",") if arguments[1:2] == ["--rope-factors"] else []
+        convert(Path(arguments[0]), [float(factor) for factor in factors])
     else:
         sys.exit(f"unknown verb {verb}")
 
 
-def convert(gguf_path: str) -> None:
+def convert(path: Path, rope_factors: list[float]) -> None:
+    import openvino
     import openvino_genai
 
-    openvino_genai.LLMPipeline(gguf_path, "CPU", enable_save_ov_model=True)
+    from tidegate.models.gguf_file import read_gguf
+    from tidegate.models.minimums import restore_minimums
+
+    openvino_genai.LLMPipeline(str(path), "CPU", enable_save_ov_model=True)
+    xml = path.with_name("openvino_model.xml")
+    model = openvino.Core().read_model(xml)
+    if rope_factors:
+        divide_rope_frequencies(model, rope_factors)
+    if not restore_minimums(read_gguf(path), model) and not rope_factors:
+        return
+    # The weights of the model that was read are still mapped from the file that this one replaces.
+    patched = path.with_name("patched.xml")
+    openvino.save_model(model, patched, compress_to_fp16=False)
+    patched.with_suffix(".bin").replace(xml.with_suffix(".bin"))
+    patched.replace(xml)
 
 
-def divide_rope_frequencies(folder: str, factors: list[float]) -> None:
+def divide_rope_frequencies(model: Any, factors: list[float]) -> None:
     """The reader leaves out the tensor rope_freqs, by which Llama 3.1 and later stretch their context."""
     import numpy as np
-    import openvino
+    from openvino import opset13
 
-    xml = os.path.join(folder, "openvino_model.xml")
-    model = openvino.Core().read_model(xml)
     # The one constant that holds the inverse frequencies base^(-2i/d): it falls from 1, along the middle axis.
     found = [
         op
@@ -57,13 +71,9 @@ def divide_rope_frequencies(folder: str, factors: list[float]) -> None:
     if len(found) != 1:
         sys.exit(f"{len(found)} constants look like the rotary frequencies, not one")
     divided = (found[0].data / np.asarray(factors, np.float32).reshape(1, -1, 1)).astype(np.float32)
-    constant = openvino.opset13.constant(divided)
+    constant = opset13.constant(divided)
     for target in found[0].output(0).get_target_inputs():
         target.replace_source_output(constant.output(0))
-    # The weights of the model that was read are still mapped from the file that this one replaces.
-    openvino.save_model(model, os.path.join(folder, "patched.xml"), compress_to_fp16=False)
-    os.replace(os.path.join(folder, "patched.bin"), os.path.join(folder, "openvino_model.bin"))
-    os.replace(os.path.join(folder, "patched.xml"), xml)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Conversion of a GGUF file to an OpenVINO IR in the cache, once per file content.
 
 OpenVINO GenAI's reader writes beside the file it reads, so it reads a link in a work folder. It runs in a process of
-its own: it needs memory for a few copies of the weights, and a file that it cannot read must not take us down.
+its own (child.py): it needs memory for a few copies of the weights, and a file that it cannot read must not take us
+down. What the reader leaves out or rounds is put right there, before the IR gets its name in the cache.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from tidegate.models.gguf_file import GgufFile, rope_factors
 from tidegate.models.progress import byte_bar
 from tidegate.models.subprocesses import run_child
 
-_LAYOUT_VERSION = 1
-"""Raised when what lies in a converted model's folder changes."""
+_LAYOUT_VERSION = 2
+"""Raised when what a conversion writes changes; files converted before are then converted again."""
 _KEPT = ("openvino_model.xml", "openvino_model.bin")
 
 
@@ -35,7 +36,7 @@ def convert_gguf(file: GgufFile, digest: str, name: str, progress: bool = True) 
     key = f"convert-{folder.name}"
     with cache.disk_errors(f"cannot convert {name}"), cache.locked(key, say_waiting):
         if not is_converted(folder):
-            cache.need_space(file.path.stat().st_size * 2, f"converting {name}")
+            cache.need_space(file.path.stat().st_size * 5 // 2, f"converting {name}")
             with cache.work_dir(key) as work:
                 cache.publish(_convert(file, name, work, progress), folder)
     return folder / "openvino_model.xml"

@@ -14,6 +14,7 @@ in the file by their content, in the file's order of rows or in the reader's.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -49,7 +50,7 @@ class Groups:
 
 
 def restore_minimums(file: GgufFile, model: Any) -> int:
-    """Replace the zero points in `model`, the openvino.Model that the reader made of `file`; returns how many matrices'.
+    """Make the zero points of `model`, an openvino.Model that the reader made of `file`, exact; of how many matrices.
 
     Raises ValueError when a matrix of rounded zero points is not found in the file.
     """
@@ -83,28 +84,29 @@ def read_groups(data: BinaryIO, tensor: GgufTensor) -> Groups:
     # Of each 8 groups: scale of scales, scale of minimums, 12 bytes of both in 6 bits, 4 times 32 bytes of two groups.
     blocks = raw.reshape(rows, columns // (_GROUP * _SUPER_BLOCK_GROUPS), 144)
     units = blocks[..., 0:4].copy().view(np.float16).astype(np.float32)
-    scales, minimums = _six_bits(blocks[..., 4:16])
+    num_scales, num_minimums = _six_bits(blocks[..., 4:16])
     pairs = blocks[..., 16:].reshape(rows, -1, 4, 1, _GROUP)
     quarters = np.concatenate([pairs & 15, pairs >> 4], axis=3).reshape(rows, columns // _GROUP, 2, _GROUP // 2)
     return Groups(
         _pack(quarters[..., 0, :], quarters[..., 1, :]),
-        (units[..., 0:1] * scales).astype(np.float16).reshape(rows, -1, 1),
-        (-units[..., 1:2] * minimums).reshape(rows, -1, 1),
+        (units[..., 0:1] * num_scales).astype(np.float16).reshape(rows, -1, 1),
+        (-units[..., 1:2] * num_minimums).reshape(rows, -1, 1),
     )
 
 
 def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """The 8 scales and 8 minimums of 12 bytes: the first 4 of each lie in 6 bits, the rest in 4 bits and 2 elsewhere."""
+    """8 scales and 8 minimums, in 12 bytes: the first 4 of each in 6 bits, the rest in 4 bits and 2 left over there."""
     low, middle, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
-    scales = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], axis=-1)
-    minimums = np.concatenate([middle & 63, high >> 4 | (middle >> 6) << 4], axis=-1)
+    scales: Bytes = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], axis=-1)
+    minimums: Bytes = np.concatenate([middle & 63, high >> 4 | (middle >> 6) << 4], axis=-1)
     return scales, minimums
 
 
-def _pack(first: Bytes, second: Bytes) -> Bytes:
+def _pack(first: npt.NDArray[np.integer], second: npt.NDArray[np.integer]) -> Bytes:
     """Two weights a byte, from the 16 first and the 16 last of each group."""
     values = np.concatenate([first, second], axis=-1)
-    return values[..., 0::2] | values[..., 1::2] << 4
+    packed: Bytes = (values[..., 0::2] | values[..., 1::2] << 4).astype(np.uint8)
+    return packed
 
 
 def _row_orders(tensor: GgufTensor, groups: Groups, head_size: int) -> Iterator[Groups]:
@@ -140,7 +142,9 @@ def _u4_constant(packed: Bytes) -> Any:
     import openvino
 
     rows, num_groups, _ = packed.shape
-    return openvino.op.Constant(openvino.Tensor(packed, openvino.Shape([rows, num_groups, _GROUP]), openvino.Type.u4))
+    tensor = openvino.Tensor(openvino.Type.u4, openvino.Shape([rows, num_groups, _GROUP]))
+    tensor.data[:] = packed.reshape(tensor.data.shape)  # Of its own: a constant does not keep an array alive.
+    return openvino.op.Constant(tensor)
 
 
 def _four_bit_subtractions(model: Any) -> dict[bytes, list[Any]]:
@@ -155,15 +159,14 @@ def _four_bit_subtractions(model: Any) -> dict[bytes, list[Any]]:
     return found
 
 
-def _zero_points(subtract: Any) -> npt.NDArray[np.generic]:
-    """Two a byte, or one."""
+def _zero_points(subtract: Any) -> npt.NDArray[np.float32]:
     node = subtract.input_value(1).get_node()
     while node.get_type_name() != "Constant":
         node = node.input_value(0).get_node()
-    values = node.data
     if node.get_element_type().get_type_name() == "u4":
-        return np.concatenate([values.reshape(-1) & 15, values.reshape(-1) >> 4])
-    return values
+        pairs = np.asarray(node.data, np.uint8).reshape(-1)
+        return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(-1)[: math.prod(node.shape)]
+    return np.asarray(node.data, np.float32)
 
 
 def _digest(content: bytes) -> bytes:
