@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     for line in (
         "version",
         "request clock cost_model config",
-        "metrics kv tenancy text",
+        "metrics kv tenancy text usage",
         "scheduler admission",
         "executor models",
         "engine",

@@ -197,6 +197,31 @@ def tenant_new_key(
     print(new_key(name, config))
 
 
+@app.command()
+def usage(
+    file: Annotated[Path, typer.Option("--file", help="The server's --usage-file.", metavar="FILE")],
+    since: Annotated[
+        str | None, typer.Option("--since", help="From this day, or this long ago, on; default: all.", metavar="DAY|7d")
+    ] = None,
+    by: Annotated[
+        str, typer.Option("--by", help="A row for each: tenant, tier, day, hour; several with commas.", metavar="NAMES")
+    ] = "tenant,tier",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    json_path: JsonOption = None,
+) -> None:
+    """What each tenant has used: requests by outcome, tokens, downgrades, refusals. The server may be running."""
+    from tidegate.usage import report
+    from tidegate.usage.store import read_usage
+
+    rows = report.usage_rows(read_usage(file, report.parse_since(since)), by.split(","))
+    if json_path is not None:
+        _write_json(rows, json_path)
+    elif as_csv:
+        print(report.as_csv(rows), end="")
+    else:
+        report.print_table(rows)
+
+
 # Talking to a running server.
 
 

@@ -94,14 +94,8 @@ class ServerConfig(_Component):
     trusted_proxies: Networks = Field(
         (), description="Addresses or networks, with commas between, whose --tenant-header is believed; default: none."
     )
-    admin_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="TCP port on --host for the operator: metrics with tenant labels; default: none.",
-    )
     admin_key: str | None = Field(
-        None, description="Key with which /metrics has tenant labels on the open port, too; default: none."
+        None, description="The operator's key, with which /metrics has tenant labels; default: none."
     )
     usage_file: str | None = Field(
         None, description="SQLite file that usage per tenant is kept in; default: usage is not kept."

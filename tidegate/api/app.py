@@ -23,6 +23,7 @@ from tidegate.api.exchange import Exchange
 from tidegate.api.prompts import Prompts
 from tidegate.api.schemas import DetokenizeBody, TokenizeBody
 from tidegate.api.service import Health, Service
+from tidegate.api.tenancy import Tenancy
 from tidegate.clock import Clock
 from tidegate.config import ServerConfig
 from tidegate.request import InvalidRequest
@@ -43,12 +44,23 @@ _HEALTH_STATUS = {True: 200, False: 503}
 class Api:
     """`app` is the ASGI application. While `is_draining`, new requests are refused and those under way go on."""
 
-    def __init__(self, service: Service, config: ServerConfig, clock: Clock, metrics: MetricsProvider) -> None:
+    def __init__(
+        self,
+        service: Service,
+        config: ServerConfig,
+        clock: Clock,
+        metrics: MetricsProvider,
+        tenancy: Tenancy | None = None,
+        admin_metrics: MetricsProvider | None = None,
+    ) -> None:
+        """`admin_metrics` is what /metrics says to the operator's key. Without `tenancy` there are no tenants."""
         self.is_draining = False
         self._service = service
         self._config = config
         self._clock = clock
         self._metrics = metrics
+        self._tenancy = tenancy
+        self._admin_metrics = admin_metrics
         self._key = None if config.api_key is None else config.api_key.encode()
         self._pool = ThreadPoolExecutor(_NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self._prompts: Prompts | None = None
@@ -132,12 +144,15 @@ class Api:
             await exchange.refuse(refused)
 
     def _authorize(self, exchange: Exchange) -> None:
-        """Raises Refused. The comparison takes the same time wherever the keys differ."""
-        if self._key is None:
-            return
-        scheme, _, key = (exchange.header(b"authorization") or b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+        """Who sends it. Raises Refused. The comparison takes the same time wherever the keys differ."""
+        key = _bearer_key(exchange)
+        if self._key is not None and (key is None or not hmac.compare_digest(key, self._key)):
             raise Refused(Outcome.UNAUTHORIZED, "a valid API key is needed: Authorization: Bearer KEY")
+        tenancy = self._tenancy
+        if tenancy is not None:
+            exchange.tenant = tenant = tenancy.identify(key, exchange.request_headers, exchange.client_address)
+            if exchange.scope["method"] == "POST":
+                exchange.late_headers = lambda: tenancy.headers(tenant)
 
     # Generation
 
@@ -216,7 +231,7 @@ class Api:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("give either prompt or messages", param="prompt")
         if body.prompt is None:
-            prompt = await prompts.of_chat(body)
+            prompt = await prompts.of_chat(body, exchange.tenant)
         else:
             prompt = await prompts.of_text(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         document: dict[str, object] = {
@@ -251,15 +266,23 @@ class Api:
         await exchange.respond_json({"version": __version__})
 
     async def _get_metrics(self, exchange: Exchange) -> None:
-        body, content_type = self._metrics()
+        admin, key = self._admin_metrics, _bearer_key(exchange)
+        admin_key = self._config.admin_key
+        is_admin = admin_key is not None and key is not None and hmac.compare_digest(key, admin_key.encode())
+        body, content_type = admin() if is_admin and admin is not None else self._metrics()
         await exchange.respond(200, body, content_type=(b"content-type", content_type.encode()))
 
     async def _timeline(self, exchange: Exchange) -> None:
         request_id = exchange.scope["path_params"]["request_id"]
         timeline = self._service.timeline(request_id)
-        if timeline is None:
+        if timeline is None or timeline.get("tenant", "") != exchange.tenant.name:
             raise Refused(Outcome.NOT_FOUND, f"request '{request_id[:100]}' is not known (any more)")
         await exchange.respond_json(timeline)
+
+
+def _bearer_key(exchange: Exchange) -> bytes | None:
+    scheme, _, key = (exchange.header(b"authorization") or b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else None
 
 
 class _Endpoint:

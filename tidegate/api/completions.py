@@ -64,9 +64,9 @@ async def chat_job(data: bytes, exchange: Exchange, prompts: Prompts, service: S
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         bad_words=prompts.bad_words(body.bad_words or ()),
     )
-    promised = promises(body, service.tier_names)
+    promised = promises(body, service.tier_names, exchange.tenant)
     _refuse_early(body, params, promised, exchange, prompts, service)
-    prompt = await prompts.of_chat(body)
+    prompt = await prompts.of_chat(body, exchange.tenant)
     answer_format = ChatFormat(
         response_id=exchange.request_id,
         model=prompts.model.name,
@@ -94,7 +94,7 @@ async def completion_job(data: bytes, exchange: Exchange, prompts: Prompts, serv
     )
     if body.echo and body.logprobs is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
-    promised = promises(body, service.tier_names)
+    promised = promises(body, service.tier_names, exchange.tenant)
     _refuse_early(body, params, promised, exchange, prompts, service)
     texts = await prompts.of_completion(body)
     requests = _requests(body, params, texts, promised, exchange, prompts)
@@ -136,7 +136,13 @@ def _requests(
     prompts: Prompts,
 ) -> list[Request]:
     return prompts.requests(
-        body, params, texts, promised=promised, request_id=exchange.request_id, arrival_s=exchange.arrival_s
+        body,
+        params,
+        texts,
+        promised=promised,
+        tenant=exchange.tenant,
+        request_id=exchange.request_id,
+        arrival_s=exchange.arrival_s,
     )
 
 

@@ -35,6 +35,13 @@ class Outcome(StrEnum):
     TPOT_UNREACHABLE = "tpot_unreachable"  # its tokens would come too slowly
     OTHERS_TTFT = "others_ttft"  # those that wait already would miss theirs
     LONG_SHARE = "long_share"  # long prompts have had their share of a server that has to refuse
+    REQUESTS_PER_MINUTE = "requests_per_minute"  # the tenant's quotas
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+    TOKENS_PER_DAY = "tokens_per_day"
+    TOKENS_PER_MONTH = "tokens_per_month"
+    MAX_CONCURRENT = "max_concurrent"
+    OVER_QUOTA = "over_quota"  # one request is more than all that the tenant may use
+    TIER_FORBIDDEN = "tier_forbidden"
     NEVER_FITS = "never_fits"  # needs more KV blocks than there are
     CONTEXT_LENGTH = "context_length_exceeded"
     LOADING = "loading"
@@ -79,6 +86,13 @@ ERROR_TABLE: dict[Outcome, ErrorRow] = {
     Outcome.OTHERS_TTFT: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
     Outcome.LONG_SHARE: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
     Outcome.TIMEOUT: ErrorRow(408, "timeout_error"),
+    Outcome.REQUESTS_PER_MINUTE: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
+    Outcome.TOKENS_PER_MINUTE: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
+    Outcome.TOKENS_PER_DAY: ErrorRow(429, "insufficient_quota"),
+    Outcome.TOKENS_PER_MONTH: ErrorRow(429, "insufficient_quota"),
+    Outcome.MAX_CONCURRENT: ErrorRow(429, "rate_limit_error", retry_after_s=1.0, should_retry=True),
+    Outcome.OVER_QUOTA: ErrorRow(400, _INVALID),
+    Outcome.TIER_FORBIDDEN: ErrorRow(403, "permission_error"),
     Outcome.NEVER_FITS: ErrorRow(400, _INVALID),
     Outcome.CONTEXT_LENGTH: ErrorRow(400, _INVALID),
     Outcome.LOADING: ErrorRow(503, "server_error", retry_after_s=2.0, should_retry=True),

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from tidegate.api.errors import Outcome, Refused
+from tidegate.tenancy.tenants import ANONYMOUS
 
 CONNECTION_EXTENSION = "tidegate.connection"
 _JSON_HEADER = (b"content-type", b"application/json")
@@ -51,6 +52,9 @@ class Exchange:
         self.on_end: Callable[[], None] | None = None
         """Called when the client goes away, or is cut off, before the response is complete."""
         self.extra_headers: list[tuple[bytes, bytes]] = []
+        self.tenant = ANONYMOUS
+        self.late_headers: Callable[[], Iterable[tuple[bytes, bytes]]] = tuple
+        """What is told as it is when the response starts."""
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
@@ -61,6 +65,15 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes | None:
         return self._request_headers.get(name)
+
+    @property
+    def request_headers(self) -> dict[bytes, bytes]:
+        return self._request_headers
+
+    @property
+    def client_address(self) -> str | None:
+        client = self.scope.get("client")
+        return None if client is None else str(client[0])
 
     @property
     def has_body(self) -> bool:
@@ -141,7 +154,7 @@ class Exchange:
 
     async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self.is_started = True
-        sent = [(b"x-request-id", self.request_id.encode()), *headers, *self.extra_headers]
+        sent = [(b"x-request-id", self.request_id.encode()), *headers, *self.extra_headers, *self.late_headers()]
         client_id = self.header(b"x-request-id") or self.header(b"x-client-request-id")
         if client_id is not None:
             sent.append((b"x-client-request-id", _printable(client_id)))

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.admission.decision import AdmissionDecision, Downgrade
-from tidegate.api.errors import Outcome, Refused, admission_text
+from tidegate.api.errors import ERROR_TABLE, Outcome, Refused, admission_text
 from tidegate.api.service import Health, Served, ServedModel
+from tidegate.api.tenancy import Tenancy
 from tidegate.clock import Clock
 from tidegate.config import Config, ConfigError
 from tidegate.gate.effects import CancelAtWorker, Decided, Deliver, Dispatch, GateEffect, Refuse
@@ -91,12 +92,17 @@ class _Held:
     timeline: Timeline
     num_open_choices: int
     is_live: bool = True
+    tier: str = "default"
+    quota_changes: tuple[str, ...] = ()
 
 
 class Frontend:
     """Implements Service for the api, and WorkerListener for the supervisors of its workers."""
 
-    def __init__(self, config: Config, gate: Gate, metrics: ServerMetrics, clock: Clock) -> None:
+    def __init__(
+        self, config: Config, gate: Gate, metrics: ServerMetrics, clock: Clock, tenancy: Tenancy | None = None
+    ) -> None:
+        self._tenancy = tenancy or Tenancy(config, clock)
         self.metrics = metrics
         self.model: ServedModel | None = None
         self._config = config
@@ -149,8 +155,11 @@ class Frontend:
             num_prompt_tokens=request.num_prompt_tokens,
             queued_s=now,
         )
+        asked = request
+        request, changes = self._tenancy.admit(asked)
         stream = RequestStream(self, request.request_id)
-        self._held[request.request_id] = held = _Held(request, stream, timeline, request.params.n)
+        held = _Held(asked, stream, timeline, request.params.n, tier=request.tier, quota_changes=changes)
+        self._held[request.request_id] = held
         if self._gate.num_dispatched == 0:
             self._last_progress_s = now
         try:
@@ -160,6 +169,8 @@ class Frontend:
         if refused is not None:
             # Never served: the outcome that the api records is all that will be said of it.
             del self._held[request.request_id]
+            self._tenancy.end(asked)
+            self._tenancy.count(asked.tenant, asked.tier, f"refusals:{refused.outcome}")
             raise refused
         return stream
 
@@ -170,6 +181,7 @@ class Frontend:
     def refuse_early(self, request: Request) -> None:
         if self.model is None:
             return  # submit says it
+        self._tenancy.refuse_early(request)
         try:
             refusal = self._gate.would_refuse(request, self._clock.now())
         except InvalidRequest as error:
@@ -221,6 +233,11 @@ class Frontend:
     def _close_books(self, held: _Held, outcome: Outcome) -> None:
         timeline = held.timeline
         timeline.finish(outcome, self._clock.now())
+        request = held.request
+        if ERROR_TABLE.get(outcome) is not None and timeline.num_output_tokens == 0:
+            self._tenancy.count(request.tenant, held.tier, f"refusals:{outcome}")
+        else:
+            self._tenancy.count(request.tenant, held.tier, f"requests:{outcome}")
         self.metrics.observe_timeline(timeline)
         self._judge(timeline, outcome)
         del self._held[timeline.request_id]
@@ -253,6 +270,7 @@ class Frontend:
         if not held.is_live:
             return
         held.is_live = False
+        self._tenancy.end(held.request)
         if not has_left_gate:
             self._apply(self._gate.cancel(held.request.request_id, self._clock.now()))
         held.stream.end(refused)
@@ -292,7 +310,11 @@ class Frontend:
         held = self._held[request.request_id]
         asked = held.request
         action = type(decision).__name__.lower()
-        changes = decision.changes if isinstance(decision, Downgrade) else ()
+        changes = (*held.quota_changes, *(decision.changes if isinstance(decision, Downgrade) else ()))
+        if changes:
+            self._tenancy.count(asked.tenant, asked.tier, "downgrades")
+            action = "downgrade"
+        held.tier = request.tier
         self.metrics.admission.count(action, decision.reason, asked.tier)
         text = admission_text(action, decision.reason, decision.numbers, changes)
         held.stream.served = Served(
@@ -332,6 +354,12 @@ class Frontend:
         has_failed = False
         for output in outputs:
             held.timeline.on_output(output, now)
+            self._tenancy.produced(
+                held.request,
+                held.tier,
+                len(output.token_ids),
+                num_cached_tokens=None if output.prefill is None else output.prefill.num_cached_tokens,
+            )
             if output.finish_reason is not None:
                 held.num_open_choices -= 1
                 has_failed |= output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
@@ -359,6 +387,7 @@ class Frontend:
         """Other tiers and gate settings, for what comes from now on."""
         self._only_observes = config.gate.admission == "observe"
         self._gate.reconfigure(config)
+        self._tenancy.reconfigure(config)
 
     # WorkerListener.
 

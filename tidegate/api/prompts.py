@@ -25,6 +25,7 @@ from tidegate.api.schemas import (
 )
 from tidegate.api.service import ServedModel
 from tidegate.request import InvalidRequest, Request, SamplingParams
+from tidegate.tenancy.tenants import Tenant
 from tidegate.text.conversation import ConversationMemory, ConversationStart
 
 MAX_PROMPTS = 256
@@ -71,7 +72,7 @@ class Prompts:
                 code="model_not_found",
             )
 
-    async def of_chat(self, body: ChatBody | TokenizeBody) -> Prompt:
+    async def of_chat(self, body: ChatBody | TokenizeBody, tenant: Tenant) -> Prompt:
         """Raises InvalidRequest. The template is rendered where the prompt is tokenized."""
         messages = body.messages or []
         num_bytes = _content_bytes(messages)
@@ -86,7 +87,7 @@ class Prompts:
                 continue_final_message=continues,
                 variables=body.chat_template_kwargs,
             )
-            return self._conversations.encode(segments, self._model.namespace)
+            return self._conversations.encode(segments, self._namespace(tenant))
 
         start = await self._run(encode, num_bytes)
         return Prompt(start.token_ids, conversation=start)
@@ -161,6 +162,7 @@ class Prompts:
         prompts: Sequence[Prompt],
         *,
         promised: Promises,
+        tenant: Tenant,
         request_id: str,
         arrival_s: float,
     ) -> list[Request]:
@@ -182,7 +184,8 @@ class Prompts:
                 seed=seed,
                 arrival_s=arrival_s,
                 stop_token_ids=stop_token_ids,
-                namespace=self._model.namespace,
+                namespace=self._namespace(tenant),
+                tenant=tenant.name,
                 tier=promised.tier,
                 ttft_slo_s=promised.ttft_slo_s,
                 tpot_slo_s=promised.tpot_slo_s,
@@ -207,10 +210,14 @@ class Prompts:
             max_tokens=params.max_tokens or 1,
             seed=0,
             arrival_s=exchange.arrival_s,
+            tenant=exchange.tenant.name,
             tier=promised.tier,
             ttft_slo_s=promised.ttft_slo_s,
             tpot_slo_s=promised.tpot_slo_s,
         )
+
+    def _namespace(self, tenant: Tenant) -> str:
+        return f"{self._model.namespace}\x1f{tenant.namespace}" if tenant.namespace else self._model.namespace
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams, default: int | None) -> int:
         longest = self._model.max_model_len

@@ -1,7 +1,7 @@
 """Reloader: at SIGHUP the configuration is read again, and what can change while serving is changed.
 
 All or nothing: a file with any mistake in it is one line in the log, and the running configuration stays. Only the
-tiers and the gate's settings can change; other settings that differ are named, and wait for the next start.
+tiers, the tenants and the gate's settings can change; others that differ are named, and wait for the next start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tidegate.config import Config, ConfigError
 
-_CHANGEABLE = ("gate", "tiers")
+_CHANGEABLE = ("gate", "tiers", "tenants")
 
 log = logging.getLogger("tidegate.api")
 

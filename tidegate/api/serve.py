@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tidegate.api import server
 from tidegate.api.app import Api
@@ -23,14 +24,17 @@ from tidegate.api.frontend import Frontend
 from tidegate.api.reload import Reloader
 from tidegate.api.server import Server
 from tidegate.api.service import ServedModel
+from tidegate.api.tenancy import Tenancy
 from tidegate.clock import RealClock
 from tidegate.config import Config
 from tidegate.gate.gate import Gate
 from tidegate.metrics.registry import CONTENT_TYPE, ServerMetrics
+from tidegate.metrics.tenants import render_tenants
 from tidegate.models.load import resolve_model
 from tidegate.models.source import ModelSource
 from tidegate.text.chat_template import ChatTemplate
 from tidegate.text.tokenizer import Tokenizer
+from tidegate.usage.store import UsageStore
 from tidegate.version import __version__
 from tidegate.worker.build import load_text
 from tidegate.worker.messages import WorkerInfo
@@ -62,8 +66,17 @@ async def _serve(
 ) -> int:
     clock = RealClock()
     metrics = ServerMetrics()
-    frontend = Frontend(config, Gate(config), metrics, clock)
-    api = Api(frontend, config.server, clock, lambda: (metrics.render(), CONTENT_TYPE))
+    usage = None if config.server.usage_file is None else UsageStore(Path(config.server.usage_file))
+    tenancy = Tenancy(config, clock, usage)
+    frontend = Frontend(config, Gate(config), metrics, clock, tenancy)
+    api = Api(
+        frontend,
+        config.server,
+        clock,
+        lambda: (metrics.render(), CONTENT_TYPE),
+        tenancy,
+        lambda: (metrics.render() + render_tenants(tenancy.totals), CONTENT_TYPE),
+    )
     http = Server(api, config.server, listener)
     reloader = None if reload is None else Reloader(config, reload, frontend.reconfigure)
     serving = asyncio.ensure_future(http.serve(on_hangup=reloader))
@@ -81,6 +94,8 @@ async def _serve(
         http.begin_drain()
         await asyncio.gather(serving, return_exceptions=True)
         await frontend.stop()
+        if usage is not None:
+            usage.close()
 
 
 async def _start(config: Config, model: ModelSource, frontend: Frontend, http: Server) -> None:
@@ -133,7 +148,7 @@ def banner(config: Config, served: ServedModel, info: WorkerInfo, url: str) -> s
     )
     token_bytes = info.bytes_per_block // info.block_size
     kv_mib = info.num_blocks * info.bytes_per_block / 2**20
-    key = " -H 'Authorization: Bearer KEY'" if config.server.api_key else ""
+    key = " -H 'Authorization: Bearer KEY'" if config.server.api_key or config.tenants else ""
     lines = [
         f"tidegate {__version__} serves {served.name} at {url}",
         f"  precision  weights {info.weight_format}, KV {info.kv_cache_dtype}, compute {info.compute_dtype}",

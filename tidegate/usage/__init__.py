@@ -1,0 +1,1 @@
+"""What each tenant has used, kept in a SQLite file."""
