@@ -50,6 +50,7 @@ class WorkerOutlook:
     start_s: float
     running: Sequence[RunningAnswer]
     num_context_tokens: int
+    max_step_s: float = 0.0  # of a step with a prompt in it; 0: no limit
 
 
 class FirstToken(NamedTuple):
@@ -76,6 +77,7 @@ class _Play:
         self._num_slots = outlook.max_num_seqs
         self._num_batched_tokens = outlook.max_num_batched_tokens
         self._is_paced = outlook.is_paced
+        self._max_step_s = outlook.max_step_s or INFINITY
         self._start_s = self._time_s = outlook.start_s
         self._pending = pending
         self._step = 0
@@ -111,13 +113,14 @@ class _Play:
     def _chunk(self, num_rows: int, step_s: float) -> float:
         """Prompt tokens in a step, as scheduler and pacing would have it."""
         room = float(max(1, self._num_batched_tokens - num_rows))
-        if not self._is_paced or self._pace_s == INFINITY:
+        if not self._is_paced:
             return room
-        spare_s, self._spare_s = self._spare_s, 0.0
-        chunk = MARGIN * self._pace_s - step_s
-        if spare_s > 0.0:
-            chunk += spare_s
-        chunk /= self._prefill_token_s
+        longest_s = MARGIN * self._pace_s + max(0.0, self._spare_s)
+        self._spare_s = 0.0
+        if longest_s > self._max_step_s:
+            self._spare_s = longest_s - self._max_step_s
+            longest_s = self._max_step_s
+        chunk = (longest_s - step_s) / self._prefill_token_s
         if chunk < MIN_PREFILL_TOKENS:
             chunk = float(MIN_PREFILL_TOKENS)
         return chunk if chunk < room else room

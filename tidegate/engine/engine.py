@@ -171,6 +171,7 @@ class Engine:
             prefill_left=self._prefill_left(plan),
             cache=self.pool.stats.life(self.pool.policy),
             num_paused=scheduler.long_decodes.num_paused,
+            max_step_s=scheduler.max_step_s(now),
         )
 
     def _prefill_left(self, plan: StepPlan | None) -> dict[str, int]:

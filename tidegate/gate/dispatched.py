@@ -143,4 +143,5 @@ class WorkerView:
             start_s=start_s,
             running=running,
             num_context_tokens=load.num_context_tokens if load is not None else 0,
+            max_step_s=load.max_step_s if load is not None else 0.0,
         )

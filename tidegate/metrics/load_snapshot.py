@@ -37,7 +37,8 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     prefills, still have to compute. The step_* fields describe the step that has just been launched (0 when idle):
     its start, its composition, and with them the arrival phase of what is submitted now. `prefill_left` maps the ids of
     the requests that prefill to the tokens they will have left to compute when that step ends. num_paused: long answers
-    that have given their slot to others, and go on later.
+    that have given their slot to others, and go on later. max_step_s: longest that a step with a prompt in it is to take
+    (0: no limit).
     """
 
     time_s: float
@@ -54,6 +55,7 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     prefill_left: dict[str, int] = {}
     cache: CacheLife | None = None
     num_paused: int = 0
+    max_step_s: float = 0.0
 
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True):

@@ -21,7 +21,7 @@ from tidegate.request import Phase
 from tidegate.scheduler.kv_shares import KvShares, of_same_tenant, share_key
 from tidegate.scheduler.long_decodes import LongDecodes
 from tidegate.scheduler.output_length import OutputLength, peak_growth
-from tidegate.scheduler.pacing import StepPacing
+from tidegate.scheduler.pacing import UNLIMITED, PrefillBudget, StepPacing
 from tidegate.scheduler.preemption import choose_lower_tier_victim, choose_victim
 from tidegate.scheduler.state import RequestState
 from tidegate.scheduler.step import SampleSpec, StepPlan, StepRow
@@ -89,6 +89,11 @@ class Scheduler:
         """When to ask for a plan again though nothing has happened. Here: never."""
         return None
 
+    def max_step_s(self, now: float) -> float:
+        """Longest that a step with a prompt in it is to take; 0 without a limit."""
+        limit_s = float("inf") if self.step_pacing is None else self.step_pacing.max_step_s(now)
+        return 0.0 if limit_s == float("inf") else limit_s
+
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed."""
         rows: list[StepRow] = []
@@ -99,9 +104,11 @@ class Scheduler:
         self._turn_long_decodes(now)
         self._make_room_for_decodes(now)
         num_decode_rows, num_context_tokens = self._plan_decodes(rows, planned)
-        budget = self.max_num_batched_tokens - num_decode_rows
+        budget = PrefillBudget(UNLIMITED, UNLIMITED)
         if self.step_pacing is not None:
-            budget = min(budget, self.step_pacing.prefill_tokens(planned, num_context_tokens, now))
+            budget = self.step_pacing.prefill_tokens(planned, num_context_tokens, now)
+        num_left = self.max_num_batched_tokens - num_decode_rows
+        budget = PrefillBudget(min(budget.num_tokens, num_left), min(budget.num_long_tokens, num_left))
         num_prefill_tokens = self._plan_prefills(budget, rows, planned, now)
         if not rows:
             return None
@@ -117,24 +124,36 @@ class Scheduler:
         self._step_id += num_steps
         self.stats.num_computed_tokens += num_steps * num_rows
 
-    def _plan_prefills(self, budget: int, rows: list[StepRow], planned: list[RequestState], now: float) -> int:
+    def _plan_prefills(
+        self, budget: PrefillBudget, rows: list[StepRow], planned: list[RequestState], now: float
+    ) -> int:
         """Rows for prompts that go on and for those that join, by their order. Returns how many tokens."""
         going_on = sorted(self.prefilling.values(), key=_order, reverse=True)
         may_join = True
         num_tokens = 0
-        while num_tokens < budget:
+        while num_tokens < budget.num_tokens:
             may_join = may_join and self.num_running < self.max_num_seqs
             first = self.waiting.peek() if may_join else None
             if first is not None and (not going_on or first.order < going_on[-1].order):
+                if num_tokens >= self._limit(first, budget, now):
+                    may_join = False
+                    continue
                 state = self._admit_next(now)
                 may_join = state is not None
             else:
                 state = going_on.pop() if going_on else None
                 if state is None:
                     break
-            if state is not None:
-                num_tokens += self._plan_prefill(state, budget - num_tokens, rows, planned)
+            if state is not None and num_tokens < (limit := self._limit(state, budget, now)):
+                num_tokens += self._plan_prefill(state, limit - num_tokens, rows, planned)
         return num_tokens
+
+    def _limit(self, state: RequestState, budget: PrefillBudget, now: float) -> int:
+        """Prompt tokens that a step may have with those of `state`."""
+        pacing = self.step_pacing
+        if pacing is None or state.num_uncomputed <= self.max_num_batched_tokens or not pacing.can_wait(state, now):
+            return budget.num_tokens
+        return budget.num_long_tokens
 
     def _make_room_for_urgent(self, now: float) -> None:
         """Where the first in line is of a higher tier than some that run, and lacks a slot or blocks, they give way."""
@@ -425,6 +444,8 @@ class Scheduler:
         self.stats.num_preemptions += 1
 
     def queue(self, state: RequestState) -> None:
+        if self.step_pacing is not None and state.num_cached_tokens < 0:
+            self.step_pacing.asked(state.request.ttft_slo_s, state.received_s)
         self.waiting.push(state)
 
     def finish(self, state: RequestState, now: float) -> None:
