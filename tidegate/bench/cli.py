@@ -65,6 +65,27 @@ def admission(json_path: JsonOption = None) -> None:
     raise typer.Exit(run(json_path))
 
 
+@app.command(name="admission-sim")
+def admission_sim(
+    profile: Annotated[
+        str, typer.Option("--profile", help="What the machine can do: a name, or a TOML file.", metavar="NAME|FILE")
+    ] = "cpu-2core-smollm2",
+    workload: Annotated[
+        str | None, typer.Option("--workload", help="One mix only; default: uniform and heavy.", metavar="NAME|FILE")
+    ] = None,
+    duration: Annotated[
+        str, typer.Option("--duration", help="Simulated time in which requests arrive, of each run.")
+    ] = "300s",
+    seed: Annotated[int, typer.Option("--seed", help="Another seed is other work of the same kind.")] = 0,
+    json_path: JsonOption = None,
+) -> None:
+    """Admission in simulated time: goodput over load with the gate on, off and capped, predictions, refusals, tiers."""
+    from tidegate.bench.admission_sim import MIXES, AdmissionOptions, run
+
+    mixes = MIXES if workload is None else (workload,)
+    raise typer.Exit(run(AdmissionOptions(profile, mixes, _seconds(duration, "--duration"), seed, json_path)))
+
+
 @app.command()
 def prefix(json_path: JsonOption = None) -> None:
     """Time to first token behind a shared 480-token prefix, cached against not."""
