@@ -43,7 +43,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     configs: list[Config] = []
     module = ModuleType("tidegate.api.serve")
 
-    def run(config: Config) -> int:
+    def run(config: Config, reload: object = None) -> int:
         configs.append(config)
         if config.model.model == "damaged.gguf":
             raise ConfigError("damaged.gguf is cut off; fetch it again")

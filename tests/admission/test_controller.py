@@ -188,3 +188,8 @@ def test_a_downgrade_that_helps_comes_before_a_late_answer() -> None:
 
     decision = decided(predict, tier=TierConfig(downgrade=("tier:flex",))).decision
     assert isinstance(decision, Downgrade)
+
+
+def test_a_pace_that_the_machine_could_not_keep_even_alone_is_no_reason_to_refuse() -> None:
+    assert isinstance(decided(worse(tpot_s=0.2, tpot_alone_s=0.16)).decision, Admit)
+    assert isinstance(decided(worse(tpot_s=0.2, tpot_alone_s=0.15)).decision, Reject)

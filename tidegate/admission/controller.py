@@ -33,6 +33,7 @@ class Prediction:
 
     harmed: how many others that wait would miss their objective because of it. has_place: a worker takes it at once.
     expected_output: the 90th percentile of the tokens it will answer with. kind: of which correction ttft_s is.
+    tpot_alone_s: what tpot_s would be on a worker with nothing else to do.
     """
 
     ttft_s: float
@@ -41,6 +42,7 @@ class Prediction:
     has_place: bool = True
     expected_output: float = 0.0
     kind: Kind = (False, False)
+    tpot_alone_s: float = 0.0
 
     def numbers(self) -> dict[str, float]:
         return {
@@ -143,7 +145,8 @@ def _problem(
         return "queue_full"
     if request.ttft_slo_s is not None and prediction.ttft_s > TTFT_MARGIN * request.ttft_slo_s:
         return "ttft_unreachable"
-    if request.tpot_slo_s is not None and prediction.tpot_s > request.tpot_slo_s:
+    # An objective that the machine cannot keep with nothing else to do is no reason to refuse: it never could.
+    if request.tpot_slo_s is not None and prediction.tpot_alone_s <= request.tpot_slo_s < prediction.tpot_s:
         return "tpot_unreachable"
     if prediction.harmed:
         return "others_ttft"

@@ -106,6 +106,7 @@ class Predictor:
             tpot_s=view.cost_model.predict(
                 self._min_prefill_tokens, first_token.num_running, num_context + request.num_prompt_tokens
             ),
+            tpot_alone_s=view.cost_model.predict(0, 1, request.num_prompt_tokens),
             harmed=sum(
                 0.0
                 <= other.arrival_s + other.ttft_slo_s - now
