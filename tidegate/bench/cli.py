@@ -87,6 +87,14 @@ def admission_sim(
 
 
 @app.command()
+def tenants(json_path: JsonOption = None) -> None:
+    """What tenants do to each other, simulated; and a decision's cost with 1,000 of them. About half a minute."""
+    from tidegate.bench.tenants import run
+
+    raise typer.Exit(run(json_path))
+
+
+@app.command()
 def prefix(json_path: JsonOption = None) -> None:
     """Time to first token behind a shared 480-token prefix, cached against not."""
     from tidegate.bench.prefix import run
