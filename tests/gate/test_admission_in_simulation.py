@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import astuple
 from statistics import median
 from typing import Any
 
@@ -82,6 +83,14 @@ def test_under_overload_those_who_are_served_are_served_in_time_and_the_others_k
         assert outcome.ended_s is not None
         assert outcome.ended_s - outcome.request.arrival_s < 2.0
         assert outcome.first_token_s is None
+
+
+@pytest.mark.parametrize("slowness", [2, 8, 10, 12, 14, 20])
+def test_an_idle_server_refuses_nobody_however_slow_it_seemed_at_its_start(slowness: int) -> None:
+    cost = StepCost(*(slowness * part for part in astuple(COST)))
+    lone = asked("lone", 0.0, 32, 8, ttft_slo_s=2.0, tpot_slo_s=0.15)
+    [outcome] = Simulator(Config(), sim_info(2_000, 32), cost).run([lone])
+    assert outcome.outcome == "length"
 
 
 def test_observing_serves_exactly_what_no_admission_serves() -> None:

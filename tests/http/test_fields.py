@@ -78,9 +78,7 @@ def test_values_that_would_change_the_output_are_refused(
         ("response_format", {"type": "json_object"}, 'leave it out or send {"type":"text"}'),
     ],
 )
-def test_refused_value_is_told_the_one_that_is_accepted(
-    http: httpx.Client, name: str, value: Any, advice: str
-) -> None:
+def test_refused_value_is_told_the_one_that_is_accepted(http: httpx.Client, name: str, value: Any, advice: str) -> None:
     assert refusal(post(http, **{name: value}))[2].endswith(f"; {advice}")
 
 

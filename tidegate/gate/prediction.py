@@ -101,12 +101,17 @@ class Predictor:
         kind = self._kind(request, num_ahead_tokens > request.num_prompt_tokens or extra_s > 0.0)
         ttft_s = max(0.0, now - request.arrival_s) + self._residual.corrected(kind, first_token.time_s + extra_s)
         num_context = view.entry.load.num_context_tokens if view.entry.load else 0
+        tpot_alone_s = view.cost_model.predict(0, 1, request.num_prompt_tokens)
+        # On an idle worker nobody is in the way; to refuse there would also end all learning of what steps cost.
+        is_alone = first_token.num_running <= 1 and not ahead and not later
         return Prediction(
             ttft_s=ttft_s,
-            tpot_s=view.cost_model.predict(
+            tpot_s=tpot_alone_s
+            if is_alone
+            else view.cost_model.predict(
                 self._min_prefill_tokens, first_token.num_running, num_context + request.num_prompt_tokens
             ),
-            tpot_alone_s=view.cost_model.predict(0, 1, request.num_prompt_tokens),
+            tpot_alone_s=tpot_alone_s,
             harmed=sum(
                 0.0
                 <= other.arrival_s + other.ttft_slo_s - now
