@@ -177,6 +177,7 @@ def test_a_prompt_too_long_for_its_objective_is_served_late_where_nobody_else_is
     decision = decided(alone).decision
     assert isinstance(decision, Admit)
     assert decision.reason == "own_length"
+    assert isinstance(decided(alone, asked=request(ttft_slo_s=1.0)).decision, Reject)  # its own wish, not its tier's
     for crowded in (snapshot(num_queued=1), snapshot(long_share=0.2)):
         assert isinstance(decided(alone, load=crowded).decision, Reject)
     assert isinstance(decided(worse(ttft_s=5.0, kind=(True, False), harmed=1)).decision, Reject)

@@ -87,7 +87,8 @@ def decide(
         new_prediction = predict(served)
         if _problem(served, load, tiers[served.tier], config, new_prediction, is_downgraded=True) is None:
             return Verdict(Downgrade(problem, tuple(changes), new_prediction.numbers()), served, new_prediction)
-    if problem == "ttft_unreachable" and _only_its_own_length(load, prediction):
+    asks_no_more = request.ttft_slo_s == tiers[request.tier].ttft_slo  # than its tier promises to everybody
+    if problem == "ttft_unreachable" and asks_no_more and _only_its_own_length(load, prediction):
         return Verdict(Admit("own_length", prediction.numbers()), request, prediction)
     return Verdict(_rejection(request, load, problem, prediction), request, prediction)
 

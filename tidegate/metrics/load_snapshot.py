@@ -36,8 +36,8 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     num_waiting: dispatched or preempted, not in a slot. num_waiting_tokens: prompt tokens that those, and running
     prefills, still have to compute. The step_* fields describe the step that has just been launched (0 when idle):
     its start, its composition, and with them the arrival phase of what is submitted now. `prefill_left` maps the ids of
-    the requests that prefill to the tokens they will have left to compute when that step ends. num_paused: long answers
-    that have given their slot to others, and go on later. max_step_s: longest that a step with a prompt in it is to take
+    the requests that prefill to the tokens they will have left to compute when that step ends. num_paused: long
+    answers that gave their slot to others, and go on later. max_step_s: longest that a step with a prompt in it takes
     (0: no limit).
     """
 
