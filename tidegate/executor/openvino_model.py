@@ -18,6 +18,7 @@ from openvino._offline_transformations import paged_attention_transformation
 from tidegate.config import KvCacheDtype
 from tidegate.executor.base import ExecutorError
 from tidegate.executor.openvino_blocks import CacheTensor
+from tidegate.executor.openvino_weights import widen_weights
 
 SAMPLE_ROWS = "sample_rows"
 _CACHE_PREFIXES = ("key_cache.", "value_cache.")
@@ -57,6 +58,8 @@ def compile_paged_model(ir_path: Path, kv_cache_dtype: KvCacheDtype, num_threads
     try:
         precision = choose_precision(kv_cache_dtype, "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
         model = core.read_model(ir_path)
+        if precision.compute_dtype == "f32" and precision.quantization_group:
+            widen_weights(model)
         paged_attention_transformation(model)
         _gather_before_projection(model)
         compiled = core.compile_model(model, "CPU", compile_settings(precision, num_threads))
