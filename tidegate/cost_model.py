@@ -31,6 +31,15 @@ class StepCost:
     prefill_token_s: float = 0.00054
     context_token_s: float = 2e-7
 
+    def step_s(self, num_prefill_tokens: int, num_decode_rows: int, num_context_tokens: int) -> float:
+        """Seconds of a step with this composition."""
+        return (
+            self.base_s
+            + self.decode_row_s * num_decode_rows
+            + self.prefill_token_s * num_prefill_tokens
+            + self.context_token_s * num_context_tokens
+        )
+
 
 class CostModel:
     """`predict` before any data answers from the initial StepCost; `observe` makes it the machine's own."""
@@ -40,7 +49,6 @@ class CostModel:
         self._factors = [1.0] * 4
         self._covariance = [[_PRIOR_VARIANCE if i == j else 0.0 for j in range(4)] for i in range(4)]
         self._cost = StepCost(*self._initial)
-        self.num_observed = 0
 
     @property
     def cost(self) -> StepCost:
@@ -49,20 +57,13 @@ class CostModel:
 
     def predict(self, num_prefill_tokens: int, num_decode_rows: int, num_context_tokens: int) -> float:
         """Seconds of a step with this composition."""
-        cost = self._cost
-        return (
-            cost.base_s
-            + cost.decode_row_s * num_decode_rows
-            + cost.prefill_token_s * num_prefill_tokens
-            + cost.context_token_s * num_context_tokens
-        )
+        return self._cost.step_s(num_prefill_tokens, num_decode_rows, num_context_tokens)
 
     def observe(self, num_prefill_tokens: int, num_decode_rows: int, num_context_tokens: int, seconds: float) -> None:
         """Learn from a step that took this long."""
         predicted_s = self.predict(num_prefill_tokens, num_decode_rows, num_context_tokens)
         if seconds <= 0.0 or predicted_s <= 0.0 or abs(seconds - predicted_s) <= _AS_PREDICTED * predicted_s:
             return
-        self.num_observed += 1
         base, row, prefill, context = self._initial
         # How much each factor contributes to the predicted time: everything is relative to that.
         shares = (

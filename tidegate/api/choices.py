@@ -26,10 +26,6 @@ class Delta:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.text and not self.logprobs and self.finish_reason is None
-
 
 class Choice:
     """One of the `params.n` answers to one prompt. `index` counts over the whole response."""

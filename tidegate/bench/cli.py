@@ -83,7 +83,7 @@ def admission_sim(
     from tidegate.bench.admission_sim import MIXES, AdmissionOptions, run
 
     mixes = MIXES if workload is None else (workload,)
-    raise typer.Exit(run(AdmissionOptions(profile, mixes, _seconds(duration, "--duration"), seed, json_path)))
+    raise typer.Exit(run(AdmissionOptions(profile, mixes, seconds(duration, "--duration"), seed, json_path)))
 
 
 @app.command()
@@ -189,16 +189,16 @@ def serve(
     from tidegate.bench.trace import parse_options
 
     options = ServeOptions(
-        urls=tuple(url), workload=workload, duration_s=_seconds(duration, "--duration"), seed=seed, ttft_slo=ttft_slo,
-        tpot_slo=tpot_slo, sends_slo=send_slo, retries=retries, timeout_s=_seconds(timeout, "--timeout"), model=model,
+        urls=tuple(url), workload=workload, duration_s=seconds(duration, "--duration"), seed=seed, ttft_slo=ttft_slo,
+        tpot_slo=tpot_slo, sends_slo=send_slo, retries=retries, timeout_s=seconds(timeout, "--timeout"), model=model,
         api_key=api_key, json_path=json_path, html_path=html_path, trace=trace,
         trace_options=parse_options(scale_time, scale_length, window, assign_tenants, skip_bad),
     )  # fmt: skip
     raise typer.Exit(run(options, rate))
 
 
-def _seconds(text: str, option: str) -> float:
-    """Raises ConfigError."""
+def seconds(text: str, option: str) -> float:
+    """The duration that an option was given, above 0. Raises ConfigError, naming the option."""
     try:
         value = parse_duration(text)
     except ValueError as error:
@@ -242,8 +242,8 @@ def sweep(
     from tidegate.bench.sweep import SweepOptions, run
 
     options = ServeOptions(
-        urls=tuple(url), workload=workload, duration_s=_seconds(duration, "--duration"), seed=seed, ttft_slo=ttft_slo,
-        tpot_slo=tpot_slo, sends_slo=send_slo, retries=retries, timeout_s=_seconds(timeout, "--timeout"), model=model,
+        urls=tuple(url), workload=workload, duration_s=seconds(duration, "--duration"), seed=seed, ttft_slo=ttft_slo,
+        tpot_slo=tpot_slo, sends_slo=send_slo, retries=retries, timeout_s=seconds(timeout, "--timeout"), model=model,
         api_key=api_key, json_path=json_path, html_path=html_path,
     )  # fmt: skip
     points = SweepOptions(start, _numbers(rates or "", "--rates"), _numbers(multiples, "--multiples"), halvings)

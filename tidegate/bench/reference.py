@@ -41,11 +41,6 @@ class ReferencePipeline:
         )
         self._num_requests = 0
 
-    @property
-    def kv_bytes(self) -> int:
-        """Memory of its KV cache; known once something has run."""
-        return int(self._pipeline.get_metrics().kv_cache_size_in_bytes)
-
     def run(self, work: Sequence[FixedWork], num_at_once: int) -> WorkRun:
         """Raises RuntimeError when an answer is not what was asked for."""
         pipeline, finished = self._pipeline, self._genai.GenerationStatus.FINISHED

@@ -46,13 +46,7 @@ class SimExecutor:
 
     def step_s(self, num_prefill_tokens: int, num_decode_rows: int, num_context_tokens: int) -> float:
         """Seconds that a step of this composition takes."""
-        cost = self.step_cost
-        return (
-            cost.base_s
-            + cost.decode_row_s * num_decode_rows
-            + cost.prefill_token_s * num_prefill_tokens
-            + cost.context_token_s * num_context_tokens
-        )
+        return self.step_cost.step_s(num_prefill_tokens, num_decode_rows, num_context_tokens)
 
     def draw_ahead(self, plan: StepPlan, num_steps: int) -> list[list[int]]:
         """For each row of a plan in flight that only decodes, the tokens that it and its successors would draw. Without

@@ -16,6 +16,7 @@ from tidegate.bench.cli import (
     TpotOption,
     TtftOption,
     WorkloadOption,
+    seconds,
 )
 from tidegate.bench.trace_cli import (
     ScaleLengthOption,
@@ -25,7 +26,7 @@ from tidegate.bench.trace_cli import (
     TraceOption,
     WindowOption,
 )
-from tidegate.config import ConfigError, parse_duration
+from tidegate.config import ConfigError
 
 
 def simulate(
@@ -92,7 +93,7 @@ def simulate(
         profile=profile,
         workload=workload,
         rate=rate,
-        duration_s=_seconds(duration),
+        duration_s=seconds(duration, "--duration"),
         trace=trace,
         trace_options=parse_options(scale_time, scale_length, window, assign_tenants, skip_bad),
         seed=seed,
@@ -128,18 +129,7 @@ def calibrate(
     """Measure what a step costs on this machine, and write a profile for tidegate simulate."""
     from tidegate.sim.calibrate import run
 
-    raise typer.Exit(run(output, config, model, _seconds(budget, "--budget")))
-
-
-def _seconds(text: str, option: str = "--duration") -> float:
-    """Raises ConfigError."""
-    try:
-        value = parse_duration(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from None
-    if not isinstance(value, float) or value <= 0:
-        raise ConfigError(f"{option} must be above 0")
-    return value
+    raise typer.Exit(run(output, config, model, seconds(budget, "--budget")))
 
 
 def add_to(app: typer.Typer) -> None:

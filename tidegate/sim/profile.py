@@ -18,7 +18,6 @@ from tidegate.config import Config, ConfigError
 from tidegate.cost_model import StepCost
 from tidegate.executor.base import ExecutorInfo
 
-DEFAULT_PROFILE = "cpu-2core-smollm2"
 _FOLDER = Path(__file__).parent / "profiles"
 
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from tidegate.config import Config
 from tidegate.cost_model import CostModel, StepCost
 from tidegate.engine.engine import Engine
+from tidegate.engine.step_stats import StepStatsSource
 from tidegate.executor.base import ExecutorInfo
 from tidegate.executor.sim import SimExecutor, SimHandle
 from tidegate.metrics.load_snapshot import StepStats
 from tidegate.request import Request, RequestOutput
 from tidegate.scheduler.static_batching import StaticBatching
 from tidegate.scheduler.unchanged_steps import unchanged_until_s
-from tidegate.version import __version__
-from tidegate.worker.messages import PROTOCOL_VERSION, WorkerInfo
+from tidegate.worker.messages import WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +57,15 @@ class SimWorker:
         self._cost = cost
         self._times = times
         self._duration_of = duration_of
-        self._num_preemptions = 0
-        self._num_evictions = 0
+        self._stats = StepStatsSource(self.engine)
 
     def info(self, config: Config) -> WorkerInfo:
-        info = self.engine.info
-        return WorkerInfo(
+        return WorkerInfo.of(
+            self.engine.info,
+            config.scheduler,
             worker_id=self.worker_id,
             incarnation="i",
             pid=0,
-            version=__version__,
-            protocol_version=PROTOCOL_VERSION,
-            model=info.model,
-            weight_digest=info.weight_digest,
-            weight_format=info.weight_format,
-            kv_cache_dtype=info.kv_cache_dtype,
-            compute_dtype=info.compute_dtype,
-            block_size=info.block_size,
-            num_blocks=info.num_blocks,
-            bytes_per_block=info.bytes_per_block,
-            vocab_size=info.vocab_size,
-            max_model_len=info.max_model_len,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             # The gate sees whole turns of the loop.
             step_cost=replace(self._cost, base_s=self._cost.base_s + self._times.loop_s),
         )
@@ -173,19 +159,7 @@ class SimWorker:
         self.num_tokens += sum(len(output.token_ids) for output in outputs)
         outputs, self.pending = self.pending + outputs, []
         plan = handle.plan
-        preemptions, evictions = self.engine.scheduler.stats.num_preemptions, self.engine.pool.stats.num_evictions
         self.num_steps += 1
         self.busy_s += now - self.started_s
-        stats = StepStats(
-            step_id=plan.step_id,
-            start_s=self.started_s,
-            compute_s=result.compute_s,
-            loop_s=now - self.started_s,
-            num_prefill_tokens=plan.num_prefill_tokens,
-            num_decode_rows=plan.num_decode_rows,
-            num_context_tokens=plan.num_context_tokens,
-            num_preemptions=preemptions - self._num_preemptions,
-            num_evictions=evictions - self._num_evictions,
-        )
-        self._num_preemptions, self._num_evictions = preemptions, evictions
+        stats = self._stats.of(plan, start_s=self.started_s, compute_s=result.compute_s, loop_s=now - self.started_s)
         return outputs, stats

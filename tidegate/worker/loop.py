@@ -16,6 +16,7 @@ import gc
 
 from tidegate.clock import Clock
 from tidegate.engine.engine import Engine
+from tidegate.engine.step_stats import StepStatsSource
 from tidegate.executor.base import Executor, ExecutorError
 from tidegate.metrics.load_snapshot import StepStats
 from tidegate.request import RequestOutput
@@ -51,8 +52,7 @@ class EngineLoop:
         self._outputs: list[RequestOutput] = []
         self._stats: StepStats | None = None
         self._compute_s = 0.0
-        self._num_preemptions = 0
-        self._num_evictions = 0
+        self._stats_source = StepStatsSource(engine)
 
     def run(self) -> None:
         """Until Shutdown comes. With nothing to compute it sleeps in the transport, and reports at each heartbeat."""
@@ -72,7 +72,9 @@ class EngineLoop:
         self._is_idle = False
         outputs = self._compute(plan)  # replaces self._outputs on its way, hence the variable
         self._outputs += outputs
-        self._stats = self._step_stats(plan, started_s)
+        self._stats = self._stats_source.of(
+            plan, start_s=started_s, compute_s=self._compute_s, loop_s=self._clock.now() - started_s
+        )
 
     def _intake(self, timeout_s: float) -> None:
         """Hand the engine the messages that are there, waiting up to `timeout_s` for the first."""
@@ -110,23 +112,6 @@ class EngineLoop:
         self._transport.send(StepReport(self._incarnation, self._outputs, load, self._stats))
         self._outputs = []
         self._stats = None
-
-    def _step_stats(self, plan: StepPlan, started_s: float) -> StepStats:
-        """Preemptions and evictions are those since the step before."""
-        preemptions, evictions = self._engine.scheduler.stats.num_preemptions, self._engine.pool.stats.num_evictions
-        stats = StepStats(
-            step_id=plan.step_id,
-            start_s=started_s,
-            compute_s=self._compute_s,
-            loop_s=self._clock.now() - started_s,
-            num_prefill_tokens=plan.num_prefill_tokens,
-            num_decode_rows=plan.num_decode_rows,
-            num_context_tokens=plan.num_context_tokens,
-            num_preemptions=preemptions - self._num_preemptions,
-            num_evictions=evictions - self._num_evictions,
-        )
-        self._num_preemptions, self._num_evictions = preemptions, evictions
-        return stats
 
 
 def settle_garbage_collection() -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
+from tidegate.config import SchedulerConfig
 from tidegate.cost_model import StepCost
+from tidegate.executor.base import ExecutorInfo
 from tidegate.metrics.load_snapshot import LoadReport, StepStats
 from tidegate.request import Request, RequestOutput
+from tidegate.version import __version__
 
 PROTOCOL_VERSION = 1
 
@@ -37,6 +40,39 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     step_cost: StepCost | None = None
+
+    @classmethod
+    def of(
+        cls,
+        info: ExecutorInfo,
+        scheduler: SchedulerConfig,
+        *,
+        worker_id: str,
+        incarnation: str,
+        pid: int,
+        step_cost: StepCost,
+    ) -> WorkerInfo:
+        """A worker of this version that runs this executor."""
+        return cls(
+            worker_id=worker_id,
+            incarnation=incarnation,
+            pid=pid,
+            version=__version__,
+            protocol_version=PROTOCOL_VERSION,
+            model=info.model,
+            weight_digest=info.weight_digest,
+            weight_format=info.weight_format,
+            kv_cache_dtype=info.kv_cache_dtype,
+            compute_dtype=info.compute_dtype,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            bytes_per_block=info.bytes_per_block,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            step_cost=step_cost,
+        )
 
 
 # Frontend to worker.

@@ -19,12 +19,9 @@ import threading
 
 from tidegate.clock import RealClock
 from tidegate.config import ConfigError
-from tidegate.cost_model import StepCost
-from tidegate.executor.base import ExecutorInfo
-from tidegate.version import __version__
 from tidegate.worker.build import build_engine, build_executor, initial_step_cost
 from tidegate.worker.loop import EngineLoop, settle_garbage_collection
-from tidegate.worker.messages import PROTOCOL_VERSION, Loading, Ready, Shutdown, StartFailed, WorkerInfo
+from tidegate.worker.messages import Loading, Ready, Shutdown, StartFailed, WorkerInfo
 from tidegate.worker.spec import WorkerSpec
 from tidegate.worker.transport import PairTransport, TransportError, remove_socket_folder
 
@@ -78,7 +75,15 @@ def _serve(spec: WorkerSpec, transport: PairTransport) -> int:
         return _start_failed(spec, transport, f"the worker could not start: {type(error).__name__}: {error}")
     settle_garbage_collection()
     loop = EngineLoop(engine, executor, transport, RealClock(), incarnation=spec.incarnation)
-    transport.send(Ready(spec.incarnation, _worker_info(spec, engine.info, step_cost)))
+    info = WorkerInfo.of(
+        engine.info,
+        spec.config.scheduler,
+        worker_id=spec.worker_id,
+        incarnation=spec.incarnation,
+        pid=os.getpid(),
+        step_cost=step_cost,
+    )
+    transport.send(Ready(spec.incarnation, info))
     log.debug("ready: %d blocks of %d tokens, %s", engine.info.num_blocks, engine.info.block_size, step_cost)
     loop.run()
     executor.close()
@@ -96,29 +101,6 @@ def _start_failed(spec: WorkerSpec, transport: PairTransport, message: str) -> i
         if any(isinstance(message, Shutdown) for message in transport.receive(left_s)):
             break
     return 2
-
-
-def _worker_info(spec: WorkerSpec, info: ExecutorInfo, step_cost: StepCost) -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=spec.worker_id,
-        incarnation=spec.incarnation,
-        pid=os.getpid(),
-        version=__version__,
-        protocol_version=PROTOCOL_VERSION,
-        model=info.model,
-        weight_digest=info.weight_digest,
-        weight_format=info.weight_format,
-        kv_cache_dtype=info.kv_cache_dtype,
-        compute_dtype=info.compute_dtype,
-        block_size=info.block_size,
-        num_blocks=info.num_blocks,
-        bytes_per_block=info.bytes_per_block,
-        vocab_size=info.vocab_size,
-        max_model_len=info.max_model_len,
-        max_num_seqs=spec.config.scheduler.max_num_seqs,
-        max_num_batched_tokens=spec.config.scheduler.max_num_batched_tokens,
-        step_cost=step_cost,
-    )
 
 
 def _read_line(fd: int) -> bytes:
